@@ -1,0 +1,43 @@
+"""The errors that cross room borders. Every message says what was wrong, with the value, and what to do."""
+
+from __future__ import annotations
+
+
+class FirstTokenError(Exception):
+    """Base of every error that firsttoken raises on purpose."""
+
+
+class InvalidRequest(FirstTokenError, ValueError):
+    """The caller asked for something wrong or unsupported; HTTP answers 400.
+
+    ``param`` names the field at fault (as the caller spells it), ``code`` is a stable word for programs.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class CheckpointError(FirstTokenError):
+    """A model file is missing, damaged or not understood. ``file`` and ``field`` say where."""
+
+    def __init__(self, message: str, *, file: str | None = None, field: str | None = None) -> None:
+        place = ": ".join(part for part in (file, field) if part)
+        super().__init__(f"{place}: {message}" if place else message)
+        self.message = message
+        self.file = file
+        self.field = field
+
+
+class ConfigError(FirstTokenError, ValueError):
+    """An option has a value that cannot be honoured; the command line exits with 2."""
+
+
+class EngineDead(FirstTokenError):
+    """The engine stopped; no request can be served until it is started again."""
+
+
+class EngineDraining(FirstTokenError):
+    """The server is shutting down and takes no new requests; HTTP answers 503 with Retry-After."""

@@ -1,0 +1,102 @@
+"""The plan of one step and its result: all that the scheduler and the executor say to each other.
+
+Both are plain msgspec structs, so a plan can be sent to another rank, written to a flight recorder and replayed.
+A *slot* is the index of a request's persistent row on the device. The plan names only what changes: rows that
+start, blocks that are added, slots that are given back; tokens already on the device are never sent again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from firsttoken.core.sampling_params import SamplingParams
+
+
+class RowStart(msgspec.Struct, frozen=True, array_like=True):
+    """A request takes (or, after preemption, takes again) a row.
+
+    ``tokens`` are all its known tokens (uint32, little-endian), the first ``num_prompt`` of them the prompt;
+    ``blocks`` are the KV blocks it holds at this point, in order, the leading ones possibly filled already.
+    """
+
+    slot: int
+    request_id: int
+    tokens: bytes
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    blocks: list[int]
+    stop_ids: tuple[int, ...] = ()
+
+
+class RowBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """KV blocks appended to the row's block table before the step runs."""
+
+    slot: int
+    blocks: list[int]
+
+
+class RowWork(msgspec.Struct, frozen=True, array_like=True):
+    """Compute ``count`` tokens of the row from position ``start``; when ``sample``, choose the token after them.
+
+    With ``count == 1`` and ``sample`` the row is decoding. A chunk that does not reach the end of the known tokens
+    does not sample.
+    """
+
+    slot: int
+    start: int
+    count: int
+    sample: bool
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """One step. ``retire`` is applied first, then ``starts``, then ``blocks``, then ``work`` is computed.
+
+    ``work`` holds decode rows first, then prefill chunks; slots are unique within it.
+    """
+
+    step_id: int
+    work: list[RowWork]
+    starts: list[RowStart] = []
+    blocks: list[RowBlocks] = []
+    retire: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.count for row in self.work)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position, of the raw logits: the chosen token, its rank, the most likely tokens."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class RowSample(msgspec.Struct, frozen=True, array_like=True):
+    """The token chosen for a row; ``error`` instead when its logits were not finite."""
+
+    slot: int
+    token: int
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """What a step produced: one `RowSample` for each work item with ``sample``, in the plan's order.
+
+    ``forward_ns`` and ``sample_ns`` are device (or compute-thread) time of the two segments.
+    """
+
+    step_id: int
+    samples: list[RowSample]
+    started_ns: int = 0
+    ended_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+
+
+PLAN_ENCODER = msgspec.msgpack.Encoder()
+PLAN_DECODER = msgspec.msgpack.Decoder(StepPlan)

@@ -1,0 +1,124 @@
+"""A request inside the engine, from the door to its last token."""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum
+
+import msgspec
+
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.timeline import Mark, Timeline
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels to the engine. ``id`` is chosen by the front end and unique in the engine's life.
+
+    ``prompt`` holds the token ids as little-endian uint32. ``seed`` is always set (drawn by the front end when the
+    caller gave none), so that preemption and replay repeat the same tokens. ``stop_ids`` are all ids that end the
+    text: the model's end tokens (unless ``ignore_eos``) and the caller's ``stop_token_ids``.
+    """
+
+    id: int
+    prompt: bytes
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    stop_ids: tuple[int, ...] = ()
+    salt: str = ""
+    priority: int = 0
+    stamps: list[tuple[int, int]] = msgspec.field(default_factory=list)
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """Mutable state of one request; owned by the scheduler, read by the engine.
+
+    Invariant: ``0 <= num_computed <= num_tokens + num_pending``. ``num_computed`` counts tokens whose KV has been
+    *planned* (a submitted step is as good as done: steps of one lane run in order). ``num_pending`` counts samples
+    that are in flight, whose tokens only the device knows yet.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "finish_reason",
+        "first_scheduled",
+        "max_tokens",
+        "num_cached",
+        "num_computed",
+        "num_pending",
+        "num_prompt",
+        "num_sent",
+        "params",
+        "preemptions",
+        "priority",
+        "request_id",
+        "salt",
+        "seed",
+        "slot",
+        "status",
+        "stop_ids",
+        "stop_reason",
+        "timeline",
+        "tokens",
+    )
+
+    def __init__(self, wire: EngineRequest) -> None:
+        self.request_id = wire.id
+        self.params = wire.params
+        self.seed = wire.seed
+        self.max_tokens = wire.max_tokens
+        self.stop_ids = frozenset(wire.stop_ids)
+        self.salt = wire.salt
+        self.priority = wire.priority
+        self.tokens: array[int] = array("I", wire.prompt)
+        self.num_prompt = len(self.tokens)
+        self.num_computed = 0
+        self.num_pending = 0
+        self.num_cached = 0
+        self.num_sent = 0
+        self.preemptions = 0
+        self.first_scheduled = False
+        self.slot = -1
+        self.status = Status.WAITING
+        self.finish_reason: str | None = None
+        self.stop_reason: int | None = None
+        self.block_hashes: list[bytes] = []
+        self.timeline = Timeline(list(wire.stamps))
+        self.timeline.stamp(Mark.ARRIVED)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and harvested output."""
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_wanted(self) -> int:
+        """Tokens that could be computed now: the one number the scheduling rule works on."""
+        return len(self.tokens) + self.num_pending - self.num_computed
+
+    @property
+    def all_planned(self) -> bool:
+        """True when every token it may generate has been sampled or is being sampled."""
+        return self.num_output + self.num_pending >= self.max_tokens
+
+    def finish(self, reason: str, stop_reason: int | None = None) -> None:
+        self.status = Status.FINISHED
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        self.timeline.stamp(Mark.FINISHED)
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id}, {self.status.value}, prompt={self.num_prompt}, output={self.num_output}, "
+            f"computed={self.num_computed}, pending={self.num_pending}, slot={self.slot})"
+        )

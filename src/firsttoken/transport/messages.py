@@ -1,0 +1,126 @@
+"""The messages between front end and engine, as msgspec structs (msgpack on the wire, never pickle)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from firsttoken.core.plan import TokenLogprobs
+from firsttoken.core.request import EngineRequest
+
+# ---------------------------------------------------------------- to the engine
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Add requests; they arrive together, so that they may start in the same step."""
+
+    requests: list[EngineRequest]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End these requests at once. Unknown or finished ids are ignored: an abort may cross a finish."""
+
+    ids: list[int]
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Leave the loop; whatever still runs is dropped."""
+
+
+ToEngine = Submit | Abort | Shutdown
+
+# -------------------------------------------------------------- from the engine
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the front end must know of a started engine. Sizes in tokens, blocks and bytes as named."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int
+    kv_blocks: int
+    block_tokens: int
+    bytes_per_block: int
+    device: str
+    dtype: str
+    quantization: str
+    kv_dtype: str
+    start_ms: dict[str, float] = {}
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges and running totals, sent with every step and as a heartbeat when idle. ``kv_*`` count blocks.
+
+    ``heartbeat_ns`` is when the loop last turned, ``last_step_ns`` when a step last ended: with work to do and an
+    old ``last_step_ns`` the engine is stuck, with a fresh one it is busy.
+    """
+
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_total: int = 0
+    kv_used: int = 0
+    kv_cached: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    heartbeat_ns: int = 0
+    last_step_ns: int = 0
+
+
+class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request. With ``finish_reason`` it is the last one, and carries the engine's part of the
+    timeline and counts.
+
+    ``finish_reason``: "stop" (an end token), "length", "abort" or "error" (then ``error`` says why).
+    ``stop_reason``: the token id that ended it, when it was one of the caller's ``stop_token_ids``.
+    """
+
+    id: int
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    cached_tokens: int = 0
+    stamps: list[tuple[int, int]] = []
+    preemptions: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Sent once, when the engine can take requests."""
+
+    info: EngineInfo
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
+    """Everything one turn of the loop has to say: one message, whatever the number of requests."""
+
+    deltas: list[RequestDelta]
+    stats: EngineStats
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A request that can never run; the reason with its numbers."""
+
+    id: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot go on (or could not start); no message follows."""
+
+    message: str
+
+
+FromEngine = Ready | StepOutputs | Refused | Failed
+
+ENCODER = msgspec.msgpack.Encoder()
+TO_ENGINE = msgspec.msgpack.Decoder(ToEngine)
+FROM_ENGINE = msgspec.msgpack.Decoder(FromEngine)
