@@ -1,0 +1,33 @@
+"""What a user may say about the engine. "auto" and None are resolved once, by `engine.resolve`, which logs why."""
+
+from __future__ import annotations
+
+import msgspec
+
+DEFAULT_MODEL = "smollm2"
+
+
+class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options of an engine, under the names of the command line (``--max-model-len`` is ``max_model_len``).
+
+    ``max_model_len`` in tokens (prompt and output together); ``kv_memory`` in bytes; ``prefill_tokens`` caps the
+    prompt tokens of a step that has no decode row, ``mixed_prefill_tokens`` of one that has; ``in_flight`` is how
+    many steps may be submitted before the first one's result is read; ``threads`` is for CPU compute.
+    """
+
+    model: str = DEFAULT_MODEL
+    served_model_name: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    quantization: str = "auto"
+    kv_dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    kv_memory: int | None = None
+    prefix_caching: bool = True
+    prefill_tokens: int | None = None
+    mixed_prefill_tokens: int | None = None
+    in_flight: int | None = None
+    threads: int | None = None
+    seed: int = 0
+    offline: bool = False
