@@ -51,9 +51,9 @@ class Request:
         "max_tokens",
         "num_cached",
         "num_computed",
+        "num_front_stamps",
         "num_pending",
         "num_prompt",
-        "num_sent",
         "params",
         "preemptions",
         "priority",
@@ -81,7 +81,7 @@ class Request:
         self.num_computed = 0
         self.num_pending = 0
         self.num_cached = 0
-        self.num_sent = 0
+        self.num_front_stamps = len(wire.stamps)
         self.preemptions = 0
         self.first_scheduled = False
         self.slot = -1

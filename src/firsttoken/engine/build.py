@@ -1,0 +1,133 @@
+"""Puts an engine together from its arguments, and accounts for every part of its start."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable
+
+from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.checkpoint.locate import open_checkpoint
+from firsttoken.core.clock import NS_PER_MS, now_ns
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.identity import Identity
+from firsttoken.core.plan import RowStart, RowWork, StepPlan
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.engine.config import EngineConfig
+from firsttoken.engine.loop import EngineLoop
+from firsttoken.engine.resolve import Machine, resolve
+from firsttoken.executor.interface import Executor
+from firsttoken.executor.torch_executor import TorchExecutor
+from firsttoken.kvcache.manager import KVCache
+from firsttoken.scheduler.budget import TokenCap
+from firsttoken.scheduler.scheduler import Scheduler, SchedulerConfig
+from firsttoken.transport.channel import EngineEnd
+from firsttoken.transport.messages import EngineInfo, Ready
+
+log = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 40
+
+
+class StartAccount:
+    """Milliseconds of each part of the start, in order; the parts sum to the whole."""
+
+    def __init__(self, began_ns: int | None = None) -> None:
+        self._last = now_ns() if began_ns is None else began_ns
+        self.parts: dict[str, float] = {}
+
+    def close(self, part: str) -> None:
+        """Everything since the last call belongs to ``part``."""
+        now = now_ns()
+        self.parts[part] = self.parts.get(part, 0.0) + (now - self._last) / NS_PER_MS
+        self._last = now
+
+
+def build_engine(args: EngineArgs, channel: EngineEnd, account: StartAccount) -> EngineLoop:
+    """Open the checkpoint, load, warm up, and say `Ready` on ``channel``.
+
+    Raises `CheckpointError` and `ConfigError`; the caller tells the front end.
+    """
+    checkpoint = open_checkpoint(args.model, offline=args.offline)
+    account.close("checkpoint")
+    machine = Machine.detect()
+    account.close("torch")
+    config = resolve(args, checkpoint, machine, say=lambda text: log.info("%s", text))
+    executor = TorchExecutor.load(config.executor, checkpoint)
+    account.close("weights")
+    warm_up(executor, config, checkpoint)
+    account.close("warm_up")
+    loop = assemble(config, checkpoint.fingerprint, executor, channel)
+    account.close("other")
+    channel.send(Ready(describe(config, checkpoint, account)))
+    return loop
+
+
+def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel: EngineEnd) -> EngineLoop:
+    """Scheduler, KV cache and loop around an executor."""
+    kv = KVCache(
+        config.executor.kv_blocks,
+        config.executor.kv_format.block_tokens,
+        identity=_identity_maker(fingerprint, config),
+        prefix_caching=config.prefix_caching,
+    )
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=config.executor.max_num_seqs,
+            max_model_len=config.executor.max_model_len,
+        ),
+        kv,
+        TokenCap(alone=config.prefill_tokens, mixed=config.mixed_prefill_tokens),
+    )
+    return EngineLoop(scheduler, kv, executor, channel, in_flight=config.in_flight)
+
+
+def _identity_maker(fingerprint: str, config: EngineConfig) -> Callable[[str], Identity]:
+    key = config.executor.kv_format.key
+    return lambda salt: Identity(model=fingerprint, kv_format=key, salt=salt)
+
+
+def warm_up(executor: Executor, config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Run a prefill and a decode step, so that the first caller does not pay for what torch sets up lazily.
+
+    The KV written here lies in blocks that no prefix chain knows, so it can never be read by a request.
+    """
+    tokens = min(WARM_UP_TOKENS, config.executor.max_model_len - 1)
+    if tokens < 1:
+        return
+    format_ = config.executor.kv_format
+    prompt = array("I", [i % checkpoint.config.vocab_size for i in range(tokens)])
+    start = RowStart(
+        slot=0,
+        request_id=0,
+        tokens=prompt.tobytes(),
+        num_prompt=tokens,
+        params=SamplingParams(temperature=0.5, top_p=0.9),
+        seed=0,
+        blocks=list(range(format_.blocks_for(tokens + 1))),
+    )
+    steps = [
+        StepPlan(step_id=-3, starts=[start], work=[RowWork(0, 0, tokens, True)]),
+        StepPlan(step_id=-2, work=[RowWork(0, tokens, 1, True)]),
+        StepPlan(step_id=-1, work=[RowWork(0, tokens, 1, False)], retire=[]),
+    ]
+    for plan in steps:
+        executor.submit(plan).result()
+
+
+def describe(config: EngineConfig, checkpoint: Checkpoint, account: StartAccount) -> EngineInfo:
+    executor = config.executor
+    return EngineInfo(
+        model=config.model,
+        max_model_len=executor.max_model_len,
+        vocab_size=checkpoint.config.vocab_size,
+        max_num_seqs=executor.max_num_seqs,
+        kv_blocks=executor.kv_blocks,
+        block_tokens=executor.kv_format.block_tokens,
+        bytes_per_block=executor.kv_format.bytes_per_block,
+        device=executor.device,
+        dtype=executor.dtype,
+        quantization=executor.quantization,
+        kv_dtype=executor.kv_format.dtype,
+        start_ms={part: round(ms, 1) for part, ms in account.parts.items()},
+    )

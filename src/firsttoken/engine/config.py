@@ -1,0 +1,20 @@
+"""The engine's configuration with every "auto" resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firsttoken.executor.config import ExecutorConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """``in_flight`` steps may be submitted before the oldest one's result is read; ``prefill_tokens`` caps the prompt
+    tokens of a step without decode rows, ``mixed_prefill_tokens`` of a step with some."""
+
+    model: str
+    executor: ExecutorConfig
+    prefix_caching: bool
+    prefill_tokens: int
+    mixed_prefill_tokens: int
+    in_flight: int

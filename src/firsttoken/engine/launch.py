@@ -1,0 +1,105 @@
+"""Starts an engine, in a process of its own or on a thread, and hands out the front end's end of its channel.
+
+Torch-free until an engine is really started on a thread: the API process imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from typing import Protocol
+
+import msgspec
+
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.transport.channel import ChannelClosed, ClientEnd
+from firsttoken.transport.inprocess import InProcessEngineEnd, in_process_channel
+from firsttoken.transport.messages import Shutdown
+from firsttoken.transport.socket_channel import SocketClientEnd
+
+log = logging.getLogger(__name__)
+
+
+class EngineHandle(Protocol):
+    """A started engine. The first message on ``client`` is `Ready` or `Failed`."""
+
+    client: ClientEnd
+
+    def alive(self) -> bool: ...
+
+    def stop(self, timeout_s: float) -> None:
+        """Ask it to leave, wait up to ``timeout_s``, then end it by force where that is possible. Idempotent."""
+
+
+class ProcessHandle:
+    """An engine in a child process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], client: SocketClientEnd) -> None:
+        self.process = process
+        self.client: ClientEnd = client
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self, timeout_s: float) -> None:
+        with contextlib.suppress(ChannelClosed):
+            self.client.send(Shutdown())
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            log.warning("the engine process did not leave within %.1f s: killing it", timeout_s)
+            self.process.kill()
+            self.process.wait()
+        self.client.close()
+
+
+class ThreadHandle:
+    """An engine on a thread of this process."""
+
+    def __init__(self, thread: threading.Thread, client: ClientEnd) -> None:
+        self.thread = thread
+        self.client = client
+
+    def alive(self) -> bool:
+        return self.thread.is_alive()
+
+    def stop(self, timeout_s: float) -> None:
+        with contextlib.suppress(ChannelClosed):
+            self.client.send(Shutdown())
+        self.thread.join(timeout_s)
+        if self.thread.is_alive():
+            log.warning("the engine thread did not leave within %.1f s: it ends with its step", timeout_s)
+        self.client.close()
+
+
+def start_process(args: EngineArgs) -> ProcessHandle:
+    """Start the engine in a child process over a socket pair that only the two of them hold."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [
+            sys.executable,
+            "-m",
+            "firsttoken.engine.process",
+            str(theirs.fileno()),
+            msgspec.json.encode(args).decode(),
+        ]
+        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)  # noqa: S603
+    return ProcessHandle(process, SocketClientEnd(ours))
+
+
+def start_thread(args: EngineArgs) -> ThreadHandle:
+    """Start the engine on a daemon thread of this process."""
+    engine_end, client_end = in_process_channel()
+    thread = threading.Thread(target=_run, args=(args, engine_end), name="firsttoken-engine", daemon=True)
+    thread.start()
+    return ThreadHandle(thread, client_end)
+
+
+def _run(args: EngineArgs, channel: InProcessEngineEnd) -> None:
+    from firsttoken.engine.run import run_engine
+
+    run_engine(args, channel, own_process=False)

@@ -1,0 +1,232 @@
+"""The step loop: drain messages, plan, launch, harvest, emit.
+
+Order within a turn, and why: messages are drained first, so that a request that arrived while a step ran joins the
+next one and an abort frees its blocks before they are planned for; results are emitted before the next plan is made,
+because a first token should not wait for bookkeeping.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+from firsttoken.core.clock import now_ns
+from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.plan import TokenLogprobs
+from firsttoken.core.request import EngineRequest, Request
+from firsttoken.engine.gc_watch import GCWatch
+from firsttoken.executor.interface import Executor, StepHandle
+from firsttoken.kvcache.manager import KVCache
+from firsttoken.observability.ledger import StepLedger, StepRecord
+from firsttoken.scheduler.scheduler import PlannedStep, Scheduler, Update
+from firsttoken.transport.channel import ChannelClosed, EngineEnd
+from firsttoken.transport.messages import (
+    Abort,
+    EngineStats,
+    Failed,
+    Refused,
+    RequestDelta,
+    Shutdown,
+    StepOutputs,
+    Submit,
+    ToEngine,
+)
+
+log = logging.getLogger(__name__)
+
+# How often an idle engine says that it lives.
+HEARTBEAT_S = 0.5
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    planned: PlannedStep
+    handle: StepHandle
+    planned_ns: int
+    submitted_ns: int
+
+
+class EngineLoop:
+    """Owns the scheduler, the executor and the engine's end of the channel. One thread calls `run`."""
+
+    def __init__(
+        self, scheduler: Scheduler, kv: KVCache, executor: Executor, channel: EngineEnd, *, in_flight: int
+    ) -> None:
+        self._scheduler = scheduler
+        self._kv = kv
+        self._executor = executor
+        self._channel = channel
+        self._depth = in_flight
+        self._flying: deque[_InFlight] = deque()
+        self._deltas: list[RequestDelta] = []
+        self._counts = {"finished": 0, "aborted": 0, "failed": 0}
+        self._steps = 0
+        self._last_step_ns = 0
+        self._told_ns = 0
+        self._stopping = False
+        self._was_busy = False
+        self.ledger = StepLedger()
+        self._gc = GCWatch()
+
+    def run(self) -> None:
+        """Turn until told to stop or until the front end is gone. Raises what a step raised."""
+        try:
+            while not self._stopping:
+                self.turn()
+        except ChannelClosed:
+            log.info("the front end is gone: leaving")
+        except Exception as error:
+            log.exception("the engine failed")
+            self._tell_failure(error)
+            raise
+        finally:
+            self._executor.close()
+            self._gc.close()
+            self._channel.close()
+
+    def turn(self) -> None:
+        """One turn: never longer than one step, or one heartbeat when idle."""
+        busy = bool(self._flying) or self._scheduler.has_work
+        for message in self._channel.receive(0 if busy else HEARTBEAT_S):
+            self._obey(message)
+        self._launch()
+        if self._flying:
+            self._harvest()
+        self._emit()
+        self._check_when_idle()
+
+    # ------------------------------------------------------------------ messages
+
+    def _obey(self, message: ToEngine) -> None:
+        match message:
+            case Submit(requests=requests):
+                for request in requests:
+                    self._add(request)
+            case Abort(ids=ids):
+                for request_id in ids:
+                    self._abort(request_id)
+            case Shutdown():
+                self._stopping = True
+
+    def _add(self, wire: EngineRequest) -> None:
+        request = Request(wire)
+        try:
+            self._scheduler.add(request)
+        except InvalidRequest as error:
+            self._channel.send(Refused(wire.id, error.message, error.param, error.code))
+
+    def _abort(self, request_id: int) -> None:
+        request = self._scheduler.abort(request_id)
+        if request is not None:
+            self._counts["aborted"] += 1
+            self._deltas.append(_last_delta(request, [], "abort"))
+
+    # ------------------------------------------------------------------ steps
+
+    def _launch(self) -> None:
+        while len(self._flying) < self._depth:
+            planned_ns = now_ns()
+            planned = self._scheduler.plan()
+            if planned is None:
+                return
+            handle = self._executor.submit(planned.plan)
+            self._flying.append(_InFlight(planned, handle, planned_ns, now_ns()))
+
+    def _harvest(self) -> None:
+        step = self._flying.popleft()
+        result = step.handle.result()
+        harvested = now_ns()
+        self._steps += 1
+        self._last_step_ns = harvested
+        for update in self._scheduler.complete(step.planned, result):
+            self._record(update)
+        work = step.planned.plan.work
+        self.ledger.append(
+            StepRecord(
+                step_id=result.step_id,
+                planned_ns=step.planned_ns,
+                submitted_ns=step.submitted_ns,
+                started_ns=result.started_ns,
+                ended_ns=result.ended_ns,
+                harvested_ns=harvested,
+                decode_rows=sum(1 for row in work if row.count == 1 and row.sample),
+                prefill_tokens=sum(row.count for row in work if row.count > 1 or not row.sample),
+                context_tokens=sum(row.start + row.count for row in work),
+                gc_ns=self._gc.take_ns(),
+            )
+        )
+
+    def _record(self, update: Update) -> None:
+        request = update.request
+        tokens = [] if update.token is None else [update.token]
+        logprobs = None if update.logprobs is None else [update.logprobs]
+        if request.finish_reason is None:
+            self._deltas.append(RequestDelta(request.request_id, tokens, logprobs, cached_tokens=request.num_cached))
+            return
+        self._counts["failed" if request.finish_reason == "error" else "finished"] += 1
+        self._deltas.append(_last_delta(request, tokens, request.finish_reason, logprobs=logprobs, error=update.error))
+
+    # ------------------------------------------------------------------ telling
+
+    def _emit(self) -> None:
+        now = now_ns()
+        if not self._deltas and now - self._told_ns < HEARTBEAT_S * 1e9:
+            return
+        deltas, self._deltas = self._deltas, []
+        self._told_ns = now
+        self._channel.send(StepOutputs(deltas, self._stats(now)))
+
+    def _stats(self, now: int) -> EngineStats:
+        kv, scheduler = self._kv.stats(), self._scheduler
+        return EngineStats(
+            steps=self._steps,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            kv_total=kv.total,
+            kv_used=kv.used,
+            kv_cached=kv.cached,
+            prompt_tokens=scheduler.counters.prompt_tokens,
+            cached_prompt_tokens=scheduler.counters.cached_tokens,
+            output_tokens=scheduler.counters.output_tokens,
+            preemptions=scheduler.counters.preemptions,
+            finished=self._counts["finished"],
+            aborted=self._counts["aborted"],
+            failed=self._counts["failed"],
+            heartbeat_ns=now,
+            last_step_ns=self._last_step_ns,
+        )
+
+    def _tell_failure(self, error: Exception) -> None:
+        try:
+            self._channel.send(Failed(f"{type(error).__name__}: {error}"))
+        except ChannelClosed:
+            log.info("the front end is gone and hears no more of it")
+
+    def _check_when_idle(self) -> None:
+        """Production's share of the invariant check: once, each time that the engine falls idle."""
+        busy = bool(self._flying) or self._scheduler.has_work
+        if self._was_busy and not busy:
+            self._kv.check()
+        self._was_busy = busy
+
+
+def _last_delta(
+    request: Request,
+    tokens: list[int],
+    reason: str,
+    *,
+    logprobs: list[TokenLogprobs] | None = None,
+    error: str | None = None,
+) -> RequestDelta:
+    return RequestDelta(
+        request.request_id,
+        tokens,
+        logprobs,
+        finish_reason=reason,
+        stop_reason=request.stop_reason,
+        error=error,
+        cached_tokens=request.num_cached,
+        stamps=request.timeline.stamps()[request.num_front_stamps :],
+        preemptions=request.preemptions,
+    )

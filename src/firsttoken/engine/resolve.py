@@ -1,0 +1,222 @@
+"""One place where "auto" becomes a value: every choice is returned with its reason, and logged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.checkpoint.model_config import ModelConfig
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.errors import ConfigError
+from firsttoken.core.kv_format import KVFormat
+from firsttoken.engine.config import EngineConfig
+from firsttoken.executor.config import ExecutorConfig
+
+MIB = 1 << 20
+GIB = 1 << 30
+_DTYPES = ("auto", "bfloat16", "float32")
+_QUANTIZATIONS = ("auto", "none", "packed")
+_DEVICES = ("auto", "cpu", "cuda")
+# A share of what is free, since weights, activations and other programs want memory too.
+_KV_SHARE = 0.25
+_KV_CPU_LIMIT = 4 * GIB
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the resolver may know of the machine it runs on."""
+
+    cuda: bool
+    cpu_threads: int
+    fast_bf16: bool
+    free_memory: int
+
+    @classmethod
+    def detect(cls) -> Machine:
+        import torch
+
+        return cls(
+            cuda=torch.cuda.is_available(),
+            cpu_threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            fast_bf16=bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+            free_memory=_free_memory(),
+        )
+
+
+@dataclass
+class _Log:
+    """Collects the choices as they are made."""
+
+    say: Callable[[str], None]
+    choices: dict[str, str] = field(default_factory=dict)
+
+    def chose(self, option: str, value: object, why: str) -> None:
+        self.choices[option] = why
+        self.say(f"{option} = {value} ({why})")
+
+
+def resolve(
+    args: EngineArgs, checkpoint: Checkpoint, machine: Machine, say: Callable[[str], None] = lambda text: None
+) -> EngineConfig:
+    """Explicit values for everything in ``args``; raises `ConfigError` for what cannot be honoured."""
+    log = _Log(say)
+    config = checkpoint.config
+    device = _device(args, machine, log)
+    quantization, dtype = _weights(args, checkpoint, device, machine, log)
+    kv_format = KVFormat(
+        dtype=_kv_dtype(args, dtype, log),
+        layers=config.num_layers,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+    )
+    max_num_seqs = _positive("max_num_seqs", args.max_num_seqs)
+    max_model_len, kv_blocks = _lengths(args, config, kv_format, max_num_seqs, machine, log)
+    threads = args.threads or machine.cpu_threads
+    _positive("threads", threads)
+    # On the CPU the host's planning is small beside a step, and a request that arrives during a step joins the next
+    # one only if that is not planned yet: depth 1 gives the earlier first token.
+    return EngineConfig(
+        model=args.served_model_name or checkpoint.name,
+        executor=ExecutorConfig(
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            kv_format=kv_format,
+            kv_blocks=kv_blocks,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            threads=threads,
+        ),
+        prefix_caching=args.prefix_caching,
+        prefill_tokens=_positive("prefill_tokens", args.prefill_tokens or (1024 if device == "cpu" else 8192)),
+        mixed_prefill_tokens=_positive(
+            "mixed_prefill_tokens", args.mixed_prefill_tokens or (128 if device == "cpu" else 1024)
+        ),
+        in_flight=_positive("in_flight", args.in_flight or (1 if device == "cpu" else 2)),
+    )
+
+
+def _device(args: EngineArgs, machine: Machine, log: _Log) -> str:
+    _one_of("device", args.device, _DEVICES)
+    if args.device == "cuda" and not machine.cuda:
+        raise ConfigError(
+            "device 'cuda' was asked for, but torch finds no CUDA device here: use --device cpu, or check the driver "
+            "and that a CUDA build of torch is installed"
+        )
+    if args.device != "auto":
+        return args.device
+    device = "cuda" if machine.cuda else "cpu"
+    log.chose("device", device, "a CUDA device is present" if machine.cuda else "no CUDA device here")
+    return device
+
+
+def _weights(args: EngineArgs, checkpoint: Checkpoint, device: str, machine: Machine, log: _Log) -> tuple[str, str]:
+    """(quantization, dtype)."""
+    _one_of("quantization", args.quantization, _QUANTIZATIONS)
+    _one_of("dtype", args.dtype, _DTYPES)
+    quantization = args.quantization
+    if quantization == "auto":
+        packable = device == "cpu" and machine.fast_bf16 and args.dtype != "float32"
+        quantization = "packed" if packable else "none"
+        log.chose(
+            "quantization",
+            quantization,
+            "weights packed for the CPU's matrix instructions" if packable else _why_unpacked(args, device),
+        )
+    if quantization == "packed":
+        if device != "cpu":
+            raise ConfigError("quantization 'packed' is a CPU format: use --quantization none on a GPU")
+        if not machine.fast_bf16:
+            raise ConfigError(
+                "quantization 'packed' computes in bfloat16, which this CPU has no instructions for (AVX-512 needed): "
+                "use --quantization none"
+            )
+        if args.dtype == "float32":
+            raise ConfigError("quantization 'packed' computes in bfloat16: use --quantization none for float32")
+    dtype = args.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if quantization == "packed" or device == "cuda" else "float32"
+        log.chose("dtype", dtype, f"the fastest exact enough for quantization {quantization!r} on {device}")
+    return quantization, dtype
+
+
+def _why_unpacked(args: EngineArgs, device: str) -> str:
+    if device != "cpu":
+        return "packed weights are a CPU format"
+    return "float32 was asked for" if args.dtype == "float32" else "this CPU has no bfloat16 instructions"
+
+
+def _kv_dtype(args: EngineArgs, dtype: str, log: _Log) -> str:
+    _one_of("kv_dtype", args.kv_dtype, _DTYPES)
+    if args.kv_dtype == "auto":
+        log.chose("kv_dtype", dtype, "as the activations")
+        return dtype
+    if args.kv_dtype != dtype:
+        raise ConfigError(f"kv_dtype {args.kv_dtype!r} with dtype {dtype!r} is not supported: leave kv_dtype at 'auto'")
+    return args.kv_dtype
+
+
+def _lengths(
+    args: EngineArgs, config: ModelConfig, kv_format: KVFormat, max_num_seqs: int, machine: Machine, log: _Log
+) -> tuple[int, int]:
+    """(max_model_len in tokens, KV blocks)."""
+    wanted = args.max_model_len if args.max_model_len is not None else config.max_position
+    if not 1 <= wanted <= config.max_position:
+        raise ConfigError(
+            f"max_model_len must be 1 to {config.max_position} (the model's own limit), got {args.max_model_len}"
+        )
+    memory = args.kv_memory
+    if memory is None:
+        most = max_num_seqs * kv_format.blocks_for(wanted) * kv_format.bytes_per_block
+        memory = min(int(machine.free_memory * _KV_SHARE), most)
+        if not machine.cuda:
+            memory = min(memory, max(_KV_CPU_LIMIT, kv_format.blocks_for(wanted) * kv_format.bytes_per_block))
+        log.chose("kv_memory", f"{memory / MIB:.0f} MiB", f"{_KV_SHARE:.0%} of free memory, at most what can be used")
+    blocks = memory // kv_format.bytes_per_block
+    # One block more than the longest request: the scheduler keeps a free block for running rows.
+    fits = (blocks - 1) * kv_format.block_tokens
+    if fits < 1:
+        raise ConfigError(
+            f"kv_memory of {memory / MIB:.1f} MiB holds no {kv_format.block_tokens}-token block "
+            f"({kv_format.bytes_per_block / MIB:.2f} MiB each): give at least two blocks"
+        )
+    if fits < wanted:
+        if args.max_model_len is not None:
+            need = (kv_format.blocks_for(wanted) + 1) * kv_format.bytes_per_block
+            raise ConfigError(
+                f"max_model_len {wanted} needs {need / MIB:.0f} MiB of KV cache, but kv_memory is "
+                f"{memory / MIB:.0f} MiB: raise kv_memory, or lower max_model_len to {fits}"
+            )
+        log.chose("max_model_len", fits, f"all that {memory / MIB:.0f} MiB of KV cache hold")
+        wanted = fits
+    elif args.max_model_len is None:
+        log.chose("max_model_len", wanted, "the model's own limit")
+    return wanted, blocks
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{option} must be one of {', '.join(known)}, got {value!r}")
+
+
+def _positive(option: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{option} must be at least 1, got {value}")
+    return value
+
+
+def _free_memory() -> int:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,44 @@
+"""Builds an engine and runs it to its end, telling the front end whatever goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.errors import FirstTokenError
+from firsttoken.engine.build import StartAccount, build_engine
+from firsttoken.transport.channel import ChannelClosed, EngineEnd
+from firsttoken.transport.messages import Failed
+
+log = logging.getLogger(__name__)
+
+
+def run_engine(args: EngineArgs, channel: EngineEnd, *, own_process: bool) -> bool:
+    """True when the engine ended because it was told to or its front end left, False when it failed.
+
+    ``own_process``: nothing else lives in this process, so its garbage collector may be tuned.
+    """
+    try:
+        loop = build_engine(args, channel, StartAccount())
+    except ChannelClosed:
+        return True
+    except Exception as error:
+        # Known errors speak for themselves; of the others the log keeps the traceback.
+        known = isinstance(error, FirstTokenError)
+        if not known:
+            log.exception("the engine could not start")
+        with contextlib.suppress(ChannelClosed):
+            channel.send(Failed(str(error) if known else f"{type(error).__name__}: {error}"))
+        channel.close()
+        return False
+    if own_process:
+        # What lives now lives to the end: the collector need not walk it again in the middle of a step.
+        gc.collect()
+        gc.freeze()
+    try:
+        loop.run()
+    except Exception:
+        return False
+    return True

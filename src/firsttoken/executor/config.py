@@ -1,0 +1,21 @@
+"""What the executor needs to know, every value explicit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firsttoken.core.kv_format import KVFormat
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorConfig:
+    """``threads`` is for CPU compute, ``max_model_len`` in tokens, ``kv_blocks`` in blocks of ``kv_format``."""
+
+    device: str
+    dtype: str
+    quantization: str
+    kv_format: KVFormat
+    kv_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+    threads: int

@@ -1,0 +1,32 @@
+"""The executor as the engine sees it: submit a plan, get a handle, read the result later."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from firsttoken.core.plan import StepPlan, StepResult
+
+MAIN_LANE = "main"
+
+
+class StepHandle(Protocol):
+    """One submitted step."""
+
+    def done(self) -> bool:
+        """True when `result` would not wait."""
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Wait for the step and return what it produced; raises what the step raised, or `TimeoutError`."""
+
+
+class Executor(Protocol):
+    """Steps submitted to one lane run in the order of submission; several may be in flight. A token that a step
+    chooses is read on the device by the steps after it, so the caller may submit the next step before it has seen
+    the result of this one."""
+
+    lanes: tuple[str, ...]
+
+    def submit(self, plan: StepPlan, lane: str = MAIN_LANE) -> StepHandle: ...
+
+    def close(self) -> None:
+        """Finish what was submitted and free the device."""

@@ -1,0 +1,159 @@
+"""The executor on torch: a lane is a worker thread with a queue, so submitting never waits for the model."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.core.clock import now_ns
+from firsttoken.core.plan import RowSample, StepPlan, StepResult
+from firsttoken.executor.config import ExecutorConfig
+from firsttoken.executor.interface import MAIN_LANE
+from firsttoken.executor.rows import DeviceRows
+from firsttoken.kernels.paged_attention.context import AttentionContext, Segment
+from firsttoken.kernels.paged_attention.pool import KVPool
+from firsttoken.models.load import DecoderModel, load_model
+from firsttoken.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """One step's inputs on the device. ``tokens``, ``positions`` are ``[T]`` int64; ``sample_rows`` ``[R]`` int64
+    indexes into them; the lists are per sampling row, in the plan's order."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    sample_rows: torch.Tensor
+    sample_slots: list[int]
+    sample_positions: list[int]
+    attention: AttentionContext
+
+
+class TorchExecutor:
+    """One model on one device. Forward and sampling are two segments, timed apart."""
+
+    lanes = (MAIN_LANE,)
+
+    def __init__(self, config: ExecutorConfig, model: DecoderModel) -> None:
+        self._config = config
+        self._model = model
+        self._pool = KVPool(config.kv_format, config.kv_blocks, device=config.device)
+        self._rows = DeviceRows(config.max_num_seqs, config.max_model_len, config.kv_format.block_tokens, config.device)
+        self._sampler = Sampler(model.config.vocab_size, config.max_num_seqs, config.device)
+        self._queue: queue.SimpleQueue[tuple[StepPlan, Future[StepResult]] | None] = queue.SimpleQueue()
+        self._broken: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="firsttoken-executor", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(cls, config: ExecutorConfig, checkpoint: Checkpoint) -> TorchExecutor:
+        """Load the weights and build the executor. Raises `CheckpointError` when a tensor is missing or misshapen."""
+        torch.set_num_threads(config.threads)
+        model = load_model(
+            checkpoint,
+            device=config.device,
+            dtype=config.dtype,
+            quantization=config.quantization,
+            threads=config.threads,
+        )
+        return cls(config, model)
+
+    def submit(self, plan: StepPlan, lane: str = MAIN_LANE) -> Future[StepResult]:
+        """Queue a step. Raises ValueError for a lane that does not exist."""
+        if lane not in self.lanes:
+            raise ValueError(f"unknown lane {lane!r}: this executor has {', '.join(self.lanes)}")
+        future: Future[StepResult] = Future()
+        self._queue.put((plan, future))
+        return future
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    # ------------------------------------------------------------------ the lane's thread
+
+    def _work(self) -> None:
+        # OpenMP's thread count belongs to the calling thread, so it has to be set here too.
+        torch.set_num_threads(self._config.threads)
+        with torch.inference_mode():
+            while (item := self._queue.get()) is not None:
+                plan, future = item
+                if self._broken is not None:
+                    # Rows and KV no longer match the plans: nothing after a failed step may run.
+                    future.set_exception(RuntimeError(f"an earlier step failed: {self._broken!r}"))
+                    continue
+                try:
+                    future.set_result(self.run(plan))
+                except BaseException as error:
+                    self._broken = error
+                    future.set_exception(error)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Apply the plan's changes and compute its work (on the calling thread)."""
+        started = now_ns()
+        self._apply(plan)
+        inputs = self._gather(plan)
+        hidden = self._model.forward(inputs.tokens, inputs.positions, inputs.attention, inputs.sample_rows)
+        forward_done = now_ns()
+        samples = self._sample(hidden, inputs) if inputs.sample_slots else []
+        ended = now_ns()
+        return StepResult(
+            step_id=plan.step_id,
+            samples=samples,
+            started_ns=started,
+            ended_ns=ended,
+            forward_ns=forward_done - started,
+            sample_ns=ended - forward_done,
+        )
+
+    def _apply(self, plan: StepPlan) -> None:
+        for slot in plan.retire:
+            self._sampler.retire(slot)
+        for row in plan.starts:
+            self._rows.start(row)
+            known = np.frombuffer(row.tokens, dtype="<u4").astype(np.int64)
+            self._sampler.start(row.slot, row.params, row.seed, torch.from_numpy(known), row.num_prompt, row.stop_ids)
+        for added in plan.blocks:
+            self._rows.add_blocks(added)
+
+    def _gather(self, plan: StepPlan) -> _Inputs:
+        device = self._config.device
+        counts = np.array([work.count for work in plan.work], dtype=np.int64)
+        starts = np.array([work.start for work in plan.work], dtype=np.int64)
+        slots = np.array([work.slot for work in plan.work], dtype=np.int64)
+        ends = np.cumsum(counts)
+        # Position of each token row: its offset within its own work item, plus where that item starts.
+        positions = np.arange(ends[-1], dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+        sampling = [i for i, work in enumerate(plan.work) if work.sample]
+        positions_device = torch.from_numpy(positions).to(device)
+        tables = self._rows.block_tables
+        block_tokens = self._config.kv_format.block_tokens
+        segments = [
+            Segment(tables[work.slot, : -(-(work.start + work.count) // block_tokens)], work.start, work.count)
+            for work in plan.work
+        ]
+        return _Inputs(
+            tokens=self._rows.gather(torch.from_numpy(np.repeat(slots, counts)).to(device), positions_device),
+            positions=positions_device,
+            sample_rows=torch.from_numpy(ends[sampling] - 1).to(device),
+            sample_slots=[plan.work[i].slot for i in sampling],
+            sample_positions=[plan.work[i].start + plan.work[i].count for i in sampling],
+            attention=AttentionContext.build(self._pool, segments),
+        )
+
+    def _sample(self, hidden: torch.Tensor, inputs: _Inputs) -> list[RowSample]:
+        logits = self._model.logits(hidden)
+        batch = self._sampler.sample(logits, inputs.sample_slots, inputs.sample_positions)
+        self._rows.append(inputs.sample_slots, inputs.sample_positions, batch.tokens)
+        return [
+            RowSample(slot, token, logprobs, error)
+            for slot, token, logprobs, error in zip(
+                inputs.sample_slots, batch.tokens.tolist(), batch.logprobs, batch.errors, strict=True
+            )
+        ]

@@ -1,0 +1,215 @@
+"""The real loop, scheduler and KV cache around a scripted executor, at every depth of pipelining."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from array import array
+
+import pytest
+from firsttoken.kvcache.manager import KVCache
+from firsttoken.scheduler.budget import TokenCap
+from firsttoken.scheduler.scheduler import Scheduler, SchedulerConfig
+from tests.support.scripted import ScriptedExecutor
+
+from firsttoken.core.identity import Identity
+from firsttoken.core.request import EngineRequest
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.timeline import Mark
+from firsttoken.engine.loop import EngineLoop
+from firsttoken.transport.inprocess import in_process_channel
+from firsttoken.transport.messages import Abort, Failed, Refused, Shutdown, StepOutputs, Submit
+
+
+class Engine:
+    """A loop on a thread, and what it said."""
+
+    def __init__(self, script, *, depth=1, blocks=64, seqs=4, max_len=256, step_s=0.0):
+        engine_end, self.client = in_process_channel()
+        self.executor = ScriptedExecutor(script, step_s=step_s)
+        self.kv = KVCache(blocks, 16, identity=lambda salt: Identity(model="m", kv_format="k", salt=salt))
+        scheduler = Scheduler(
+            SchedulerConfig(max_num_seqs=seqs, max_model_len=max_len), self.kv, TokenCap(alone=64, mixed=16)
+        )
+        self.loop = EngineLoop(scheduler, self.kv, self.executor, engine_end, in_flight=depth)
+        self.messages: queue.SimpleQueue = queue.SimpleQueue()
+        self.closed = threading.Event()
+        self.error = None
+        self.client.listen(self.messages.put, self.closed.set)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self):
+        try:
+            self.loop.run()
+        except Exception as error:
+            self.error = error
+
+    def submit(self, *requests):
+        self.client.send(Submit(list(requests)))
+
+    def collect(self, ids, timeout=20):
+        """Tokens and last delta of each request, once all have ended; refusals stand in for last deltas."""
+        tokens, last, stats = {i: [] for i in ids}, {}, None
+        while len(last) < len(ids):
+            message = self.messages.get(timeout=timeout)
+            if isinstance(message, Refused):
+                last[message.id] = message
+            elif isinstance(message, StepOutputs):
+                stats = message.stats
+                for delta in message.deltas:
+                    tokens[delta.id] += delta.tokens
+                    if delta.finish_reason:
+                        assert delta.id not in last, "ended twice"
+                        last[delta.id] = delta
+        return tokens, last, stats
+
+    def stop(self):
+        self.client.send(Shutdown())
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture(params=[1, 2, 3])
+def depth(request):
+    return request.param
+
+
+@pytest.fixture
+def start():
+    engines = []
+
+    def make(*args, **kwargs):
+        engines.append(Engine(*args, **kwargs))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        if engine.thread.is_alive():
+            engine.stop()
+
+
+def ask(request_id, prompt, *, max_tokens=8, stop_ids=(), **params):
+    return EngineRequest(
+        id=request_id,
+        prompt=array("I", prompt).tobytes(),
+        params=SamplingParams(max_tokens=max_tokens, **params),
+        seed=request_id,
+        max_tokens=max_tokens,
+        stop_ids=stop_ids,
+    )
+
+
+def count_up(request_id, tokens):
+    return tokens[-1] + 1
+
+
+def test_many_requests_get_their_own_tokens(start, depth):
+    engine = start(count_up, depth=depth)
+    engine.submit(*(ask(i, range(i * 100, i * 100 + 5 + 9 * i), max_tokens=3 + i) for i in range(10)))
+    tokens, last, stats = engine.collect(range(10))
+    for i in range(10):
+        first = i * 100 + 5 + 9 * i
+        assert tokens[i] == list(range(first, first + 3 + i))
+        assert last[i].finish_reason == "length"
+        marks = [mark for mark, _ in last[i].stamps]
+        assert marks[0] == Mark.ARRIVED
+        assert marks[-1] == Mark.FINISHED
+        assert Mark.FIRST_TOKEN in marks
+    assert (stats.running, stats.waiting, stats.kv_used) == (0, 0, 0)
+    assert stats.output_tokens == sum(3 + i for i in range(10))
+    assert stats.finished == 10
+
+
+def test_a_stop_id_ends_the_request_with_that_token(start, depth):
+    engine = start(count_up, depth=depth)
+    engine.submit(ask(1, [5], max_tokens=50, stop_ids=(9,)))
+    tokens, last, _ = engine.collect([1])
+    assert tokens[1] == [6, 7, 8, 9]
+    assert (last[1].finish_reason, last[1].stop_reason) in (("stop", None), ("stop", 9))
+
+
+def test_a_pool_too_small_for_all_preempts_and_loses_nothing(start, depth):
+    engine = start(count_up, depth=depth, blocks=12, seqs=4)
+    engine.submit(*(ask(i, range(i * 1000, i * 1000 + 30), max_tokens=60) for i in range(4)))
+    tokens, last, stats = engine.collect(range(4))
+    for i in range(4):
+        assert tokens[i] == list(range(i * 1000 + 30, i * 1000 + 90))
+    assert stats.preemptions >= 1
+    assert (stats.running, stats.waiting, stats.kv_used) == (0, 0, 0)
+
+
+def test_an_abort_frees_everything_at_once_and_others_go_on(start, depth):
+    engine = start(count_up, depth=depth, step_s=0.002)
+    engine.submit(ask(1, range(40), max_tokens=200), ask(2, range(500, 540), max_tokens=20))
+    engine.client.send(Abort([1, 77]))
+    tokens, last, stats = engine.collect([1, 2])
+    assert last[1].finish_reason == "abort"
+    assert len(tokens[1]) < 200
+    assert tokens[2] == list(range(540, 560))
+    assert stats.aborted == 1
+    assert (stats.running, stats.kv_used) == (0, 0)
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers(start):
+    engine = start(count_up, blocks=8, max_len=10_000)
+    engine.submit(ask(1, range(500)), ask(2, [1], max_tokens=1))
+    _, last, _ = engine.collect([1, 2])
+    assert isinstance(last[1], Refused)
+    assert "500" in last[1].message
+    assert last[2].finish_reason == "length"
+
+
+def test_a_prefix_is_reused(start, depth):
+    engine = start(count_up, depth=depth)
+    prompt = list(range(70))
+    engine.submit(ask(1, prompt))
+    engine.collect([1])
+    engine.submit(ask(2, prompt))
+    tokens, last, _ = engine.collect([2])
+    assert last[2].cached_tokens == 64
+    assert tokens[2] == list(range(70, 78))
+
+
+def test_decode_rows_come_first_and_a_long_prompt_is_cut_into_chunks(start):
+    engine = start(count_up, depth=1, step_s=0.001)
+    engine.submit(ask(1, [1], max_tokens=100))
+    engine.submit(ask(2, range(1000, 1200), max_tokens=2))
+    engine.collect([1, 2])
+    mixed = [plan for plan in engine.executor.plans if len(plan.work) == 2 and plan.work[1].count > 1]
+    assert mixed, "the prompt never shared a step with the decode row"
+    for plan in mixed:
+        assert (plan.work[0].count, plan.work[0].sample) == (1, True)
+        assert plan.work[1].count <= 16
+
+
+def test_a_step_that_raises_fails_the_engine_and_says_so(start):
+    engine = start(count_up)
+    engine.executor.fail_at = 2
+    engine.submit(ask(1, [1], max_tokens=100))
+    while not isinstance(message := engine.messages.get(timeout=5), Failed):
+        pass
+    assert "scripted failure" in message.message
+    assert engine.closed.wait(5)
+    engine.thread.join(5)
+    assert isinstance(engine.error, RuntimeError)
+
+
+def test_an_idle_engine_beats(start):
+    engine = start(count_up)
+    first = engine.messages.get(timeout=5).stats
+    second = engine.messages.get(timeout=5).stats
+    assert second.heartbeat_ns > first.heartbeat_ns
+    assert second.steps == 0
+
+
+def test_the_ledger_has_a_record_of_every_step(start):
+    engine = start(count_up)
+    engine.submit(ask(1, range(20), max_tokens=5))
+    engine.collect([1])
+    engine.stop()
+    records = engine.loop.ledger.snapshot()
+    assert len(records) == len(engine.executor.plans) == 5
+    assert records[0].prefill_tokens == 20
+    assert [record.decode_rows for record in records[1:]] == [1, 1, 1, 1]
+    assert all(r.planned_ns <= r.submitted_ns <= r.harvested_ns for r in records)

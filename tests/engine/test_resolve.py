@@ -1,0 +1,103 @@
+"""Every "auto" becomes a value with a reason; what cannot be honoured is refused with its numbers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from firsttoken.checkpoint.model_config import ModelConfig, RopeConfig
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.errors import ConfigError
+from firsttoken.engine.resolve import GIB, MIB, Machine, resolve
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=1000,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    max_position=4096,
+    rope=RopeConfig(),
+)
+CHECKPOINT = SimpleNamespace(name="m", config=CONFIG)
+LAPTOP = Machine(cuda=False, cpu_threads=2, fast_bf16=True, free_memory=8 * GIB)
+
+
+def _resolve(machine=LAPTOP, **args):
+    return resolve(EngineArgs(**args), CHECKPOINT, machine)
+
+
+def test_a_laptop_gets_packed_bfloat16_and_the_whole_length():
+    config = _resolve()
+    executor = config.executor
+    assert (executor.device, executor.quantization, executor.dtype) == ("cpu", "packed", "bfloat16")
+    assert executor.max_model_len == 4096
+    assert executor.threads == 2
+    assert config.in_flight == 1
+    # 64 sequences of 4096 tokens at 256 B a token fit easily: no more than can be used is taken.
+    assert executor.kv_blocks == 64 * 256
+
+
+def test_every_choice_has_a_reason():
+    said = []
+    resolve(EngineArgs(), CHECKPOINT, LAPTOP, said.append)
+    assert [line.split(" = ")[0] for line in said] == [
+        "device",
+        "quantization",
+        "dtype",
+        "kv_dtype",
+        "kv_memory",
+        "max_model_len",
+    ]
+
+
+def test_unpacked_weights_are_float32_on_the_cpu():
+    executor = _resolve(quantization="none").executor
+    assert (executor.quantization, executor.dtype, executor.kv_format.dtype) == ("none", "float32", "float32")
+
+
+def test_an_old_cpu_gets_unpacked_float32():
+    old = Machine(cuda=False, cpu_threads=4, fast_bf16=False, free_memory=8 * GIB)
+    executor = _resolve(old).executor
+    assert (executor.quantization, executor.dtype) == ("none", "float32")
+    with pytest.raises(ConfigError, match="AVX-512"):
+        _resolve(old, quantization="packed")
+
+
+def test_a_short_memory_shortens_the_length_that_was_left_to_us():
+    executor = _resolve(kv_memory=1 * MIB).executor
+    bytes_per_block = 16 * 2 * 2 * 2 * 16 * 2
+    assert executor.kv_blocks == MIB // bytes_per_block
+    assert executor.max_model_len == (executor.kv_blocks - 1) * 16
+
+
+def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
+    with pytest.raises(ConfigError, match=r"max_model_len 4096 needs \d+ MiB.*kv_memory is 1 MiB.*lower max_model_len"):
+        _resolve(kv_memory=1 * MIB, max_model_len=4096)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"device": "cuda"}, "no CUDA device"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
+        ({"dtype": "float16"}, "dtype must be one of"),
+        ({"quantization": "int3"}, "quantization must be one of"),
+        ({"quantization": "packed", "dtype": "float32"}, "bfloat16"),
+        ({"kv_dtype": "float32"}, "kv_dtype 'float32' with dtype 'bfloat16'"),
+        ({"max_model_len": 5000}, "max_model_len must be 1 to 4096"),
+        ({"max_model_len": 0}, "max_model_len must be 1 to 4096"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"in_flight": -1}, "in_flight must be at least 1"),
+        ({"threads": -2}, "threads must be at least 1"),
+        ({"kv_memory": 10}, "holds no 16-token block"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(args, words):
+    with pytest.raises(ConfigError, match=words):
+        _resolve(**args)
