@@ -132,7 +132,7 @@ def test_a_stop_id_ends_the_request_with_that_token(start, depth):
 def test_a_pool_too_small_for_all_preempts_and_loses_nothing(start, depth):
     engine = start(count_up, depth=depth, blocks=12, seqs=4)
     engine.submit(*(ask(i, range(i * 1000, i * 1000 + 30), max_tokens=60) for i in range(4)))
-    tokens, last, stats = engine.collect(range(4))
+    tokens, _last, stats = engine.collect(range(4))
     for i in range(4):
         assert tokens[i] == list(range(i * 1000 + 30, i * 1000 + 90))
     assert stats.preemptions >= 1
