@@ -1,0 +1,74 @@
+"""What opening a model gives: its shape, defaults, tokenizer data and raw tensors, whatever file they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from firsttoken.checkpoint.model_config import GenerationConfig, ModelConfig, TokenizerSpec
+
+Source = Literal["folder", "gguf", "random"]
+Bytes = npt.NDArray[np.uint8]
+
+
+class TensorInfo(msgspec.Struct, frozen=True):
+    """A stored tensor: ``shape`` is row-major as in torch, ``type`` a GGML or safetensors type name ("F32", "BF16",
+    "Q8_0", ...), ``nbytes`` what it takes in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    nbytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def raw_shape(self) -> tuple[int, ...]:
+        """Shape of the raw bytes: ``[rows, row_bytes]`` for a matrix, else ``[nbytes]``."""
+        if len(self.shape) == 2 and self.shape[0] > 0:
+            return (self.shape[0], self.nbytes // self.shape[0])
+        return (self.nbytes,)
+
+
+class TensorSource(Protocol):
+    """Raw tensors under Hugging Face names (``model.layers.0.self_attn.q_proj.weight``, ...)."""
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """All tensors by name; costs no reading of weights."""
+        ...
+
+    def data(self, name: str) -> Bytes:
+        """The stored bytes as uint8, shaped `TensorInfo.raw_shape`, rows in Hugging Face order.
+
+        A read-only view of the mapped file where the file's row order allows it, else a copy of this one tensor.
+        Raises `CheckpointError` when the source has no such tensor, or no bytes at all (``random:``).
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An opened model. No weight has been read; `tensors` maps the file and reads on demand.
+
+    ``name`` is what the model is served as, ``path`` where it came from (the folder or file, or ``random:<shape>``),
+    ``fingerprint`` its content's identity (never its name): the root of the KV prefix chain. ``tokenizer`` is None
+    for ``random:`` and for a folder that has no ``tokenizer.json``.
+    """
+
+    name: str
+    source: Source
+    path: str
+    config: ModelConfig
+    generation: GenerationConfig
+    tokenizer: TokenizerSpec | None
+    chat_template: str | None
+    fingerprint: str
+    tensors: TensorSource
