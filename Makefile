@@ -1,0 +1,85 @@
+# firsttoken's everyday commands. Everything lives in .venv; a second run starts at once.
+#   make serve    a server with the default model on 127.0.0.1:8000
+#   make test     format, lint, types and tests, as CI runs them
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+MODEL ?= smollm2
+HOST  ?= 127.0.0.1
+PORT  ?= 8000
+# More options of a command: make serve ARGS="--api-key secret"
+ARGS  ?=
+# Which interpreter makes the environment; empty: the first suitable one found.
+PYTHON ?=
+
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+REQUIREMENTS := pyproject.toml constraints.txt
+
+.PHONY: help serve test lint bench-cpu test-integrations model clean
+
+help:
+	@echo "make serve              install, fetch the default model, serve on $(HOST):$(PORT) (MODEL=, PORT=, ARGS=)"
+	@echo "make test               install with the test tools, then format, lint, types and tests"
+	@echo "make lint               format, lint and types only"
+	@echo "make bench-cpu          measure firsttoken, transformers and llama.cpp on this CPU (ARGS=--json)"
+	@echo "make test-integrations  run other projects' clients against a server, each in an environment of its own"
+	@echo "make clean              remove the environments and caches (models stay)"
+
+serve: $(VENV)/.installed
+	$(BIN)/firsttoken pull $(MODEL)
+	exec $(BIN)/firsttoken serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+test: lint model
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# The tests marked "model" need the default model's file.
+model: $(VENV)/.installed-test
+	$(BIN)/firsttoken pull smollm2
+
+bench-cpu: $(VENV)/.installed-peers model
+	$(BIN)/python benchmarks/cpu_peers.py $(ARGS)
+
+test-integrations: $(VENV)/.installed model $(VENV)-openai2/.installed
+	$(BIN)/python benchmarks/integrations.py --output benchmarks/results/integrations.json $(VENV)-openai2/bin/python
+
+clean:
+	rm -rf $(VENV) $(VENV)-openai2 build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------- environments
+# A stamp is newer than what it was installed from, or it is made again.
+
+$(BIN)/python:
+	@python="$$(PYTHON='$(PYTHON)' bash .ci/find-python)"; \
+	echo "making $(VENV) with $$python"; \
+	"$$python" -m venv $(VENV)
+
+$(VENV)/.installed: $(REQUIREMENTS) | $(BIN)/python
+	@echo "installing firsttoken (the first time takes a minute or two)"
+	$(BIN)/python $(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(REQUIREMENTS) | $(BIN)/python
+	@echo "installing firsttoken with the test tools (the first time takes a few minutes)"
+	$(BIN)/python $(PIP_INSTALL) -e '.[test]'
+	@touch $@ $(VENV)/.installed
+
+# llama-cpp-python compiles for some minutes and may fail without a C++ compiler: the benchmark then skips it.
+$(VENV)/.installed-peers: $(VENV)/.installed-test
+	$(BIN)/python $(PIP_INSTALL) -e '.[peers]' || echo "llama-cpp-python could not be installed: it will be skipped"
+	@touch $@
+
+$(VENV)-openai2/.installed: Makefile | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)-openai2
+	$(VENV)-openai2/bin/python -m pip install --quiet --disable-pip-version-check 'openai>=2,<3'
+	@touch $@

@@ -1,0 +1,79 @@
+"""``firsttoken chat``: talk to a model in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from firsttoken.cli.options import (
+    ENGINE_OPTIONS,
+    add_engine_options,
+    add_log_level,
+    add_model_argument,
+    add_sampling_options,
+    engine_args,
+    sampling_fields,
+)
+from firsttoken.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firsttoken.cli.conversation import Source
+
+NAME = "chat"
+HELP = "talk to a model in this terminal"
+EPILOG = """\
+Ctrl-C stops an answer, Ctrl-D or /exit leaves, /reset starts afresh, /help lists the rest. From a pipe, each line
+is a turn and only the answers are printed.
+
+examples:
+  firsttoken chat
+  firsttoken chat --url http://127.0.0.1:8000 --system "You are a pirate."
+  echo "What is the capital of France?" | firsttoken chat
+"""
+
+MAX_TOKENS = 1024
+_LOCAL_ONLY = ("served_model_name", "seed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    parser.add_argument("--url", help="talk to this OpenAI-compatible server instead of running an engine here")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's key (with --url)")
+    parser.add_argument("--system", metavar="TEXT", help="the system message, first in the conversation")
+    add_log_level(parser, "warning")
+    add_sampling_options(parser)
+    add_engine_options(parser, without=_LOCAL_ONLY)
+
+
+def run(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from firsttoken.cli.terminal import HELP as KEYS
+    from firsttoken.cli.terminal import Chat, pipe_reader, terminal_reader
+
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    console = Console(soft_wrap=True)
+    source = _source(options)
+    try:
+        if interactive:
+            console.print(f"{source.model}. {KEYS}", style="dim", markup=False, highlight=False)
+        chat = Chat(source, console, system=options.system, interactive=interactive)
+        return chat.run(terminal_reader() if interactive else pipe_reader(sys.stdin))
+    finally:
+        source.close()
+
+
+def _source(options: argparse.Namespace) -> Source:
+    from firsttoken.cli.conversation import LocalSource, RemoteSource
+
+    fields = {"max_tokens": MAX_TOKENS, **sampling_fields(options)}
+    if options.url is None:
+        if options.api_key is not None:
+            raise ConfigError("--api-key goes with --url: an engine in this process asks for none")
+        return LocalSource(engine_args(options), fields)
+    local = [name for name in ENGINE_OPTIONS if name not in _LOCAL_ONLY and hasattr(options, name)]
+    if local:
+        flag = "--" + local[0].replace("_", "-")
+        raise ConfigError(f"{flag} is for an engine in this process: the one behind --url has its own")
+    return RemoteSource(options.url, fields, api_key=options.api_key, model=getattr(options, "model", None))

@@ -1,0 +1,95 @@
+"""``firsttoken COMMAND``: the parser, and how errors become exit codes.
+
+Exit codes: 0 on success, 1 where the work or a stated target failed, 2 on bad usage, 130 when interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from firsttoken.cli import chat, generate, pull, serve, version
+from firsttoken.cli.options import HelpFormatter
+from firsttoken.core.errors import ConfigError, FirstTokenError, InvalidRequest
+from firsttoken.version import __version__
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 128 + signal.SIGINT
+
+DESCRIPTION = "An LLM inference engine and OpenAI-compatible server whose one promise is latency."
+EPILOG = """\
+examples:
+  firsttoken serve                          the default model on 127.0.0.1:8000
+  firsttoken chat                           talk to it in this terminal
+  firsttoken generate --prompt "Hello"      one answer
+  firsttoken COMMAND --help                 all options of a command
+
+MODEL is an alias (smollm2), a .gguf file, a folder in Hugging Face layout, a hub repository id,
+or random:SHAPE (random weights, for tests and benchmarks).
+"""
+
+
+class Command(Protocol):
+    """What a command's module offers."""
+
+    NAME: str
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, options: argparse.Namespace) -> int: ...
+
+
+COMMANDS: tuple[Command, ...] = (serve, chat, generate, pull, version)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole parser. Building it imports no engine: `firsttoken --help` takes milliseconds."""
+    parser = argparse.ArgumentParser(
+        prog="firsttoken", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"firsttoken {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        sub = commands.add_parser(
+            command.NAME,
+            help=command.HELP,
+            description=command.HELP[0].upper() + command.HELP[1:] + ".",
+            epilog=getattr(command, "EPILOG", None),
+            formatter_class=HelpFormatter,
+        )
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. Usage errors that argparse finds raise ``SystemExit(2)``."""
+    options = build_parser().parse_args(argv)
+    level = getattr(options, "log_level", "warning").upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        return int(options.run(options))
+    except (ConfigError, InvalidRequest) as error:
+        return _report(options.command, error, USAGE)
+    except FirstTokenError as error:
+        return _report(options.command, error, FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader left (`firsttoken generate ... | head`). Python flushes stdout once more at exit: let it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _report(command: str, error: Exception, code: int) -> int:
+    print(f"firsttoken {command}: error: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Options that several commands share, read off the structs that they fill: one source for names and defaults."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from firsttoken.core.engine_args import DEFAULT_MODEL, EngineArgs
+from firsttoken.core.errors import ConfigError
+from firsttoken.core.sampling_params import SamplingParams
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wider option column, examples kept as written."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=110)
+
+
+# ---------------------------------------------------------------- values
+
+
+def size(text: str) -> int:
+    """Bytes from ``2GiB``, ``512 MB``, ``1.5g`` or a plain number; K, M, G, T alone are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write bytes, or a number with KiB, MiB, GiB")
+    number, unit, binary = match.groups()
+    decimal = text.strip().lower().endswith("b") and not binary
+    value = int(float(number) * (1000 if decimal else 1024) ** _POWERS[unit.lower()])
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: it must be more than 0 bytes")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """A whole number, 1 or more."""
+    return _whole(text, 1)
+
+
+def natural_int(text: str) -> int:
+    """A whole number, 0 or more."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, low: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < low:
+        raise argparse.ArgumentTypeError(f"{text} is too small: it must be {low} or more")
+    return value
+
+
+def port(text: str) -> int:
+    """A TCP port; 0 takes a free one."""
+    value = natural_int(text)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port: they end at 65535")
+    return value
+
+
+# ---------------------------------------------------------------- engine
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a struct's field looks on the command line."""
+
+    help: str
+    parse: Any = str
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+
+
+ENGINE_OPTIONS: dict[str, Option] = {
+    "served_model_name": Option("name that clients use for the model (default: the model's own)", metavar="NAME"),
+    "device": Option("where to compute (default: auto, a GPU if there is one)", choices=("auto", "cpu", "cuda")),
+    "dtype": Option(
+        "type of activations and unpacked weights (default: auto)", choices=("auto", "float32", "bfloat16", "float16")
+    ),
+    "quantization": Option(
+        "none: weights in full; packed: in the forms that are fastest here (default: auto)",
+        choices=("auto", "none", "packed"),
+    ),
+    "kv_dtype": Option("type of the KV cache (default: auto)", choices=("auto", "float32", "bfloat16", "float16")),
+    "max_model_len": Option("longest prompt and answer together (default: the model's)", positive_int, "TOKENS"),
+    "max_num_seqs": Option("requests computed at the same time (default: 64)", positive_int, "N"),
+    "kv_memory": Option("memory of the KV cache, as in 2GiB (default: by what is free)", size, "SIZE"),
+    "prefix_caching": Option("reuse KV of equal prompt beginnings (default: on)", bool),
+    "prefill_tokens": Option("prompt tokens in a step without decoding (default: auto)", positive_int, "TOKENS"),
+    "mixed_prefill_tokens": Option("prompt tokens in a step that also decodes (default: auto)", positive_int, "TOKENS"),
+    "in_flight": Option("steps submitted before the first one's result is read (default: auto)", positive_int, "N"),
+    "threads": Option("CPU threads that compute (default: one a core)", positive_int, "N"),
+    "seed": Option("where the random choices of requests without a seed start from (default: 0)", int, "N"),
+    "offline": Option("never use the network; fail if a file is missing (default: off)", bool),
+}
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """The positional MODEL."""
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=f"what to run (default: {DEFAULT_MODEL})"
+    )
+
+
+def add_engine_options(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
+    """One option for each field of `EngineArgs`. Those not given stay absent, so that defaults have one home."""
+    group = parser.add_argument_group("engine")
+    for name, option in ENGINE_OPTIONS.items():
+        if name not in without:
+            _add_option(group, name, option)
+
+
+def engine_args(options: argparse.Namespace, base: dict[str, Any] | None = None) -> EngineArgs:
+    """`EngineArgs` from what was given; ``base`` holds values of lower rank (a configuration file's).
+
+    Raises `ConfigError` naming an unknown or mistyped value of ``base``.
+    """
+    given = {name: getattr(options, name) for name in EngineArgs.__struct_fields__ if hasattr(options, name)}
+    try:
+        return msgspec.convert({**(base or {}), **given}, EngineArgs)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"engine options: {error}") from None
+
+
+def add_log_level(parser: argparse.ArgumentParser, default: str) -> None:
+    """``--log-level``; logs go to stderr."""
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default=default,
+        help=f"how much to log on stderr (default: {default})",
+    )
+
+
+# ---------------------------------------------------------------- sampling
+
+SAMPLING_OPTIONS: dict[str, Option] = {
+    "max_tokens": Option("longest answer", positive_int, "TOKENS"),
+    "temperature": Option("0 takes the likeliest token (default: the model's own, else 0)", float, "T"),
+    "top_p": Option("keep the likeliest tokens up to this probability", float, "P"),
+    "top_k": Option("keep the K likeliest tokens; 0 keeps all", int, "K"),
+    "min_p": Option("drop tokens below this share of the likeliest one's probability", float, "P"),
+    "presence_penalty": Option("from -2 to 2; lowers tokens that occurred", float, "X"),
+    "frequency_penalty": Option("from -2 to 2; lowers tokens by how often they occurred", float, "X"),
+    "repetition_penalty": Option("more than 1 lowers tokens of prompt and answer", float, "X"),
+    "stop": Option("end the answer before this text (may be repeated)", metavar="TEXT"),
+    "min_tokens": Option("no end before this many tokens", natural_int, "TOKENS"),
+    "seed": Option("repeat the same random choices", int, "N"),
+    "ignore_eos": Option("go on past the model's end token (default: off)", bool),
+}
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Options that become fields of `SamplingParams`; not given means the model's default."""
+    group = parser.add_argument_group("sampling")
+    for name, option in SAMPLING_OPTIONS.items():
+        _add_option(group, name, option)
+
+
+def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """The sampling fields that were given, by `SamplingParams`' names. Raises `InvalidRequest` for a wrong value."""
+    fields = {name: getattr(options, name) for name in SAMPLING_OPTIONS if hasattr(options, name)}
+    SamplingParams(**fields)
+    return fields
+
+
+def _add_option(group: argparse._ArgumentGroup, name: str, option: Option) -> None:
+    flag = "--" + name.replace("_", "-")
+    common: dict[str, Any] = {"help": option.help, "default": argparse.SUPPRESS}
+    if option.parse is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+    elif name == "stop":
+        group.add_argument(flag, action="append", metavar=option.metavar, **common)
+    else:
+        group.add_argument(flag, type=option.parse, metavar=option.metavar, choices=option.choices, **common)

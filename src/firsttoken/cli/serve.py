@@ -1,0 +1,59 @@
+"""``firsttoken serve``: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from firsttoken.cli.options import add_engine_options, add_log_level, add_model_argument, engine_args, port, size
+
+NAME = "serve"
+HELP = "serve a model over an OpenAI-compatible HTTP API"
+EPILOG = """\
+The first SIGTERM or Ctrl-C lets running answers finish and takes no new ones; the second stops at once.
+
+examples:
+  firsttoken serve                                  the default model on 127.0.0.1:8000
+  firsttoken serve model.gguf --port 9000 --kv-memory 2GiB
+  firsttoken serve org/model --host 0.0.0.0 --api-key "$KEY"
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="options from a TOML file (max-model-len = 4096); flags go over it"
+    )
+    add_log_level(parser, "info")
+    group = parser.add_argument_group("server")
+    absent = argparse.SUPPRESS
+    group.add_argument("--host", default=absent, metavar="ADDRESS", help="where to listen (default: 127.0.0.1)")
+    group.add_argument("--port", type=port, default=absent, metavar="N", help="default: 8000; 0 takes a free one")
+    group.add_argument(
+        "--api-key",
+        dest="api_keys",
+        action="append",
+        default=absent,
+        metavar="KEY",
+        help="ask callers for this key, on every route but health (may be repeated)",
+    )
+    group.add_argument(
+        "--max-body-bytes", type=size, default=absent, metavar="SIZE", help="largest request (default: 32MiB)"
+    )
+    group.add_argument(
+        "--drain-s",
+        type=float,
+        default=absent,
+        metavar="SECONDS",
+        help="how long running answers may take to finish when stopping (default: 30)",
+    )
+    add_engine_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from firsttoken.cli.config_file import engine_fields, read_config, server_config
+    from firsttoken.server.run import serve
+
+    base = {} if options.config is None else read_config(options.config)
+    config = server_config(options, base)
+    return serve(config, engine_args(options, engine_fields(base)))
