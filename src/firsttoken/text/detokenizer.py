@@ -1,0 +1,79 @@
+"""From tokens to text, one piece at a time, never showing half a character."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+_REPLACEMENT = "\ufffd"
+_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer(Protocol):
+    """Whatever way the ids are split over calls, the pieces joined are the text of the whole."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that is now complete. A character whose bytes have not all arrived is held back."""
+
+    def finish(self) -> str:
+        """What was held back; a character that was cut off becomes U+FFFD. The detokenizer is then spent."""
+
+
+class ByteDetokenizer:
+    """For vocabularies in which every token is a fixed string of bytes (byte-level and SentencePiece BPE).
+
+    ``table`` maps an id to its bytes. Ill-formed UTF-8 becomes U+FFFD by the maximal-subpart rule (Unicode 15,
+    section 3.9), the same for any split. ``strip_start`` drops one leading space of the whole text.
+    """
+
+    __slots__ = ("_decode", "_strip_start", "_table")
+
+    def __init__(self, table: Mapping[int, bytes], *, strip_start: bool = False) -> None:
+        self._table = table
+        self._decode = _new_utf8_decoder("replace").decode
+        self._strip_start = strip_start
+
+    def push(self, ids: Sequence[int]) -> str:
+        raw = self._table[ids[0]] if len(ids) == 1 else b"".join(map(self._table.__getitem__, ids))
+        if self._strip_start and raw:
+            self._strip_start = False
+            raw = raw.removeprefix(b" ")
+        return self._decode(raw)
+
+    def finish(self) -> str:
+        return self._decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For any other decoder: decodes a short window twice and emits the difference.
+
+    The window starts at the last point where the text was complete, so that a decoder that looks at neighbours (word
+    joining, clean-up) sees them. ``decode`` maps ids to text.
+    """
+
+    __slots__ = ("_decode", "_ids", "_read", "_shown")
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._read = 0  # ids[:read] have been emitted; they stay in the window as context
+        self._shown = ""  # text of ids[:read]
+
+    def push(self, ids: Sequence[int]) -> str:
+        # One id at a time: what is emitted then cannot depend on how the ids were split over calls.
+        return "".join([self._push_one(token) for token in ids])
+
+    def _push_one(self, token: int) -> str:
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        if text.endswith(_REPLACEMENT) or len(text) <= len(self._shown):
+            return ""
+        new = text[len(self._shown) :]
+        del self._ids[: self._read]
+        self._read = len(self._ids)
+        self._shown = self._decode(self._ids)
+        return new
+
+    def finish(self) -> str:
+        return self._decode(self._ids)[len(self._shown) :]
