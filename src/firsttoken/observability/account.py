@@ -1,0 +1,125 @@
+"""The account of one request's time: a walk over its timeline that gives every instant one owner.
+
+A stamp names the state that begins with it, so the time up to the next stamp belongs to that state's stage. Where the
+next stamp cannot follow this one (a stamp between them is missing) the time is ``unaccounted``: nobody knows which of
+the skipped states owned it, and nothing is guessed. All sums are done in integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from firsttoken.core.clock import NS_PER_MS
+from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.observability.percentiles import percentiles
+
+STAGES = (
+    "parse_ms",
+    "template_ms",
+    "tokenize_ms",
+    "transport_ms",
+    "queue_ms",
+    "prefill_ms",
+    "decode_ms",
+    "detokenize_ms",
+    "write_ms",
+    "unaccounted_ms",
+)
+
+# Parts of the walk: the stages, with the two ways of transport told apart.
+_TO_ENGINE, _FROM_ENGINE, _UNACCOUNTED = "to_engine_ms", "from_engine_ms", "unaccounted_ms"
+
+_OWNER = {
+    Mark.RECEIVED: "parse_ms",
+    Mark.PARSED: "template_ms",
+    Mark.TEMPLATED: "tokenize_ms",
+    Mark.TOKENIZED: _TO_ENGINE,
+    Mark.ARRIVED: "queue_ms",
+    Mark.SCHEDULED: "prefill_ms",
+    Mark.FIRST_TOKEN: "decode_ms",
+    Mark.PREEMPTED: "queue_ms",
+    Mark.FINISHED: _FROM_ENGINE,
+    Mark.DELIVERED: "detokenize_ms",
+    Mark.DETOKENIZED: "write_ms",
+    Mark.WRITTEN: _UNACCOUNTED,  # nothing is expected after it
+}
+
+# A request may end (FINISHED) out of any state inside the engine: it can be aborted there.
+_FOLLOWS = {
+    Mark.RECEIVED: {Mark.PARSED},
+    Mark.PARSED: {Mark.TEMPLATED},
+    Mark.TEMPLATED: {Mark.TOKENIZED},
+    Mark.TOKENIZED: {Mark.ARRIVED},
+    Mark.ARRIVED: {Mark.SCHEDULED, Mark.FINISHED},
+    Mark.SCHEDULED: {Mark.FIRST_TOKEN, Mark.PREEMPTED, Mark.FINISHED},
+    Mark.FIRST_TOKEN: {Mark.PREEMPTED, Mark.FINISHED},
+    Mark.PREEMPTED: {Mark.SCHEDULED, Mark.FINISHED},
+    Mark.FINISHED: {Mark.DELIVERED},
+    Mark.DELIVERED: {Mark.DETOKENIZED},
+    Mark.DETOKENIZED: {Mark.WRITTEN},
+    Mark.WRITTEN: set[Mark](),
+}
+
+
+def timings(
+    timeline: Timeline,
+    *,
+    cached_tokens: int = 0,
+    preemptions: int = 0,
+    token_times: Sequence[int] = (),
+    end_ns: int | None = None,
+) -> dict[str, Any]:
+    """The account of a request, in milliseconds, ready for JSON.
+
+    ``token_times`` are the times (ns, ascending) at which each output token was delivered, one a token; ``itl_ms``
+    are the percentiles of their gaps ({} with fewer than two). ``end_ns`` closes an account whose last stamp is not
+    the end yet: the time from that stamp on belongs to the state it began.
+
+    The stages of `STAGES` sum to ``total_ms`` (exactly, in ns) and none is negative; a stage that was not passed is 0.
+    ``transport`` splits ``transport_ms`` into the way to the engine and the way back.
+    """
+    parts, total = _walk(timeline, end_ns)
+    ways = {name: _ms(parts.get(name, 0)) for name in (_TO_ENGINE, _FROM_ENGINE)}
+    parts["transport_ms"] = parts.get(_TO_ENGINE, 0) + parts.get(_FROM_ENGINE, 0)
+    account: dict[str, Any] = {stage: _ms(parts.get(stage, 0)) for stage in STAGES}
+    account["total_ms"] = _ms(total)
+    account["transport"] = ways
+    account["cached_tokens"] = {"device": cached_tokens}
+    account["preemptions"] = preemptions
+    gaps = [_ms(after - before) for before, after in pairwise(token_times)]
+    account["itl_ms"] = percentiles(gaps)
+    return account
+
+
+def server_timing_header(account: Mapping[str, Any]) -> str:
+    """The stages as the value of a ``Server-Timing`` header (W3C; durations in ms): those that took any time, and the
+    total. A header leaves before the body ends, so give it an account closed with ``end_ns``."""
+    names = [name for name in STAGES if account.get(name, 0) > 0]
+    return ", ".join(f"{name};dur={account[name]:.3f}" for name in [*names, "total_ms"] if name in account)
+
+
+def _walk(timeline: Timeline, end_ns: int | None) -> tuple[dict[str, int], int]:
+    """Nanoseconds of each part, and of all of them."""
+    parts: dict[str, int] = {}
+    if not timeline.times:
+        return parts, 0
+    marks = [Mark(mark) for mark in timeline.marks]
+    first = last = timeline.times[0]
+    for before, after, ns in zip(marks, marks[1:], timeline.times[1:], strict=False):
+        known = after == before or after in _FOLLOWS[before]
+        # Clocks of two processes agree, but a list built by hand may not: time never runs backwards here.
+        now = max(ns, last)
+        owner = _OWNER[before] if known else _UNACCOUNTED
+        parts[owner] = parts.get(owner, 0) + now - last
+        last = now
+    if end_ns is not None and end_ns > last:
+        owner = _OWNER[marks[-1]]
+        parts[owner] = parts.get(owner, 0) + end_ns - last
+        last = end_ns
+    return parts, last - first
+
+
+def _ms(ns: int) -> float:
+    return ns / NS_PER_MS

@@ -1,0 +1,105 @@
+"""The step ledger: what each of the last steps did and when, in a ring of fixed size."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from firsttoken.core.clock import NS_PER_MS, now_ns
+from firsttoken.observability.percentiles import percentiles
+
+
+class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One step. Times are ns of the one clock (`core.clock`), in the order in which they happen: planning began, the
+    plan was handed to the executor, compute began, compute ended, the loop read the result.
+
+    ``decode_rows`` rows decoded one token each, ``prefill_tokens`` prompt tokens were computed, ``context_tokens``
+    is the sum of the rows' lengths (what attention reads), ``gc_ns`` the time the garbage collector took since the
+    record before.
+    """
+
+    step_id: int
+    planned_ns: int
+    submitted_ns: int
+    started_ns: int
+    ended_ns: int
+    harvested_ns: int
+    decode_rows: int = 0
+    prefill_tokens: int = 0
+    context_tokens: int = 0
+    gc_ns: int = 0
+
+
+class StepLedger:
+    """The last ``capacity`` records, oldest first. One thread appends; any thread may take a snapshot."""
+
+    __slots__ = ("_ring", "append")
+
+    def __init__(self, capacity: int = 4096) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity of the step ledger must be 1 or more, got {capacity}")
+        self._ring: deque[StepRecord] = deque(maxlen=capacity)
+        self.append = self._ring.append  # bound once: the loop pays for one C call a step
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def snapshot(self) -> list[StepRecord]:
+        """The records at this moment, oldest first."""
+        return list(self._ring.copy())
+
+
+def summary(records: Iterable[StepRecord]) -> dict[str, Any]:
+    """Percentiles over ``records``, in ms: of planning, of waiting for the device, of compute, of the wait until the
+    result was read, of garbage collection (of the steps that had any), and of the gap from one step's end of compute to
+    the next one's begin (0 when they overlap): the device's idle time while the loop had work in flight."""
+    steps = list(records)
+    gaps = [max(after.started_ns - before.ended_ns, 0) for before, after in pairwise(steps)]
+    return {
+        "steps": len(steps),
+        "plan_ms": _ms(step.submitted_ns - step.planned_ns for step in steps),
+        "lane_ms": _ms(step.started_ns - step.submitted_ns for step in steps),
+        "compute_ms": _ms(step.ended_ns - step.started_ns for step in steps),
+        "harvest_ms": _ms(step.harvested_ns - step.ended_ns for step in steps),
+        "gc_ms": _ms(step.gc_ns for step in steps if step.gc_ns),
+        "gap_ms": _ms(gaps),
+    }
+
+
+class GCClock:
+    """Sums the time that this process's garbage collector takes. ``start`` hooks it in, ``stop`` takes it out."""
+
+    __slots__ = ("_began", "_total")
+
+    def __init__(self) -> None:
+        self._began = 0
+        self._total = 0
+
+    def start(self) -> None:
+        if self._on_gc not in gc.callbacks:
+            gc.callbacks.append(self._on_gc)
+
+    def stop(self) -> None:
+        if self._on_gc in gc.callbacks:
+            gc.callbacks.remove(self._on_gc)
+
+    def take(self) -> int:
+        """Nanoseconds since the last call."""
+        total, self._total = self._total, 0
+        return total
+
+    def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = now_ns()
+        elif self._began:
+            self._total += now_ns() - self._began
+            self._began = 0
+
+
+def _ms(values: Iterable[int]) -> dict[str, float]:
+    return percentiles(value / NS_PER_MS for value in values)

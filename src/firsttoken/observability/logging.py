@@ -1,0 +1,105 @@
+"""Logging of the commands: one line an event on stderr, for people or (JSON lines) for machines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import unicodedata
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import msgspec
+
+MAX_ID = 128
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+def clean_id(text: str, limit: int = MAX_ID) -> str:
+    """A caller's request id made safe to log and to echo: control, format and surrogate characters are dropped, line
+    and paragraph separators too, and the rest is cut to ``limit`` characters."""
+    # Cut first: an id may be a megabyte of nonsense.
+    return "".join(char for char in text[: 4 * limit] if _harmless(char))[:limit]
+
+
+def _harmless(char: str) -> bool:
+    return unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _one_line(text: str) -> str:
+    """Escapes what could forge another log line or move the terminal's cursor."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    if isinstance(fields.get("request_id"), str):
+        fields["request_id"] = clean_id(fields["request_id"])
+    return fields
+
+
+class HumanFormatter(logging.Formatter):
+    """``14:03:27.512 INFO  engine: message  key=value``, local time; a traceback follows on its own lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created)
+        name = record.name.removeprefix("firsttoken.")
+        line = (
+            f"{moment:%H:%M:%S}.{int(record.msecs):03d} {record.levelname:<5} {name}: {_one_line(record.getMessage())}"
+        )
+        extras = _extras(record)
+        if extras:
+            line += "  " + " ".join(f"{key}={_one_line(str(value))}" for key, value in extras.items())
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JSONFormatter(logging.Formatter):
+    """One JSON object a line: ``time`` (UTC, ISO 8601), ``level``, ``logger``, ``message``, the record's extra fields,
+    ``exception`` when there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry |= {name: value for name, value in _extras(record).items() if name not in entry}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(_sayable(entry), enc_hook=str).decode("utf-8")
+
+
+def _sayable(value: Any) -> Any:
+    """Lone surrogates cannot be encoded: replaced, so that a log call never raises."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {str(_sayable(key)): _sayable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_sayable(item) for item in value]
+    return value
+
+
+def setup_logging(level: str = "info", *, json_lines: bool = False, stream: IO[str] | None = None) -> logging.Handler:
+    """Send firsttoken's records from ``level`` up, and other libraries' warnings, to ``stream`` (default: stderr).
+
+    Calling it again replaces what it set up before. Returns the handler. Raises ValueError for an unknown level.
+    """
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ValueError(f"unknown log level {level!r}: use debug, info, warning or error")
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(JSONFormatter() if json_lines else HumanFormatter())
+    handler.set_name("firsttoken")
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if old.get_name() == "firsttoken"]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(max(number, logging.WARNING))
+    logging.getLogger("firsttoken").setLevel(number)
+    return handler

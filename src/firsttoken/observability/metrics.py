@@ -1,0 +1,147 @@
+"""Prometheus metrics of one server. Each server has its own registry: nothing is global.
+
+What the engine knows comes with its latest `EngineStats` and is read at scrape time, so a scrape never touches the
+engine, and gauges follow the heartbeats even when no request arrives any more. What callers feel is observed by the
+front end, a fraction of a microsecond a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from firsttoken.core.clock import NS_PER_S, now_ns
+from firsttoken.transport.messages import EngineInfo, EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Seconds. A gap is resolved down to half a millisecond, where fast decoding lives; a request up to ten minutes.
+# fmt: off
+TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40)
+ITL_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2,
+               0.3, 0.5, 1, 2, 5)
+E2E_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 240, 600)
+# fmt: on
+LAG_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+class EngineCollector(Collector):
+    """Turns the latest `EngineStats` into metric families at scrape time."""
+
+    def __init__(self) -> None:
+        self.stats = EngineStats()
+        self.info: EngineInfo | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        # One read of the reference: a scrape in another thread sees one consistent set of numbers.
+        stats = self.stats
+        yield from _gauges(stats)
+        yield from _counters(stats)
+        if self.info is not None:
+            yield _info(self.info)
+
+
+class FrontendMetrics:
+    """Everything a server's ``/metrics`` shows. Observing is thread-safe and does no I/O."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._engine = EngineCollector()
+        self.registry.register(self._engine)
+        ProcessCollector(registry=self.registry)
+        self._ttft = self._histogram(
+            "time_to_first_token", "From the request's arrival to its first token", TTFT_BUCKETS
+        )
+        self._itl = self._histogram("inter_token_latency", "Gap between two tokens of a request", ITL_BUCKETS)
+        self._e2e = self._histogram("request_duration", "From the request's arrival to its last token", E2E_BUCKETS)
+        self._lag = self._histogram("event_loop_lag", "How late the API process's event loop wakes up", LAG_BUCKETS)
+        self._refused = Counter(
+            "firsttoken_requests_refused", "Requests refused before they were run", registry=self.registry
+        )
+        # Bound once: these are called for every token of every stream.
+        self.first_token = self._ttft.observe  # (seconds)
+        self.token_gap = self._itl.observe  # (seconds)
+        self.request_done = self._e2e.observe  # (seconds)
+        self.loop_lag = self._lag.observe  # (seconds)
+
+    def _histogram(self, name: str, help_text: str, buckets: Iterable[float]) -> Histogram:
+        return Histogram(
+            f"firsttoken_{name}_seconds", f"{help_text} (s)", buckets=tuple(buckets), registry=self.registry
+        )
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest stats received."""
+        return self._engine.stats
+
+    def update(self, stats: EngineStats) -> None:
+        """Take over the engine's latest numbers (with every step, and with heartbeats when idle)."""
+        self._engine.stats = stats
+
+    def set_info(self, info: EngineInfo) -> None:
+        """Publish what the engine runs, as labels of ``firsttoken_engine_info``."""
+        self._engine.info = info
+
+    def watch_engine_process(self, pid: int) -> None:
+        """Add CPU and memory of the engine process, as ``firsttoken_engine_process_*`` (Linux only). Call once."""
+        ProcessCollector(namespace="firsttoken_engine", pid=lambda: pid, registry=self.registry)
+
+    def refused(self) -> None:
+        """Count a request that was refused at the door."""
+        self._refused.inc()
+
+    def render(self) -> bytes:
+        """The exposition text, of type `CONTENT_TYPE`. Some milliseconds: call it in a thread, not in the loop."""
+        return generate_latest(self.registry)
+
+
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily("firsttoken_requests_running", "Requests that hold a row", value=stats.running)
+    yield GaugeMetricFamily("firsttoken_requests_waiting", "Requests in the queue", value=stats.waiting)
+    blocks = GaugeMetricFamily(
+        "firsttoken_kv_blocks",
+        "KV blocks: used by requests, cached (reusable, evictable), free",
+        labels=["state"],
+    )
+    blocks.add_metric(["used"], stats.kv_used)
+    blocks.add_metric(["cached"], stats.kv_cached)
+    blocks.add_metric(["free"], max(stats.kv_total - stats.kv_used - stats.kv_cached, 0))
+    yield blocks
+    ratio = stats.kv_used / stats.kv_total if stats.kv_total else 0.0
+    yield GaugeMetricFamily("firsttoken_kv_usage_ratio", "Share of KV blocks used by requests (0 to 1)", value=ratio)
+    if stats.heartbeat_ns:
+        age = max(now_ns() - stats.heartbeat_ns, 0) / NS_PER_S
+        yield GaugeMetricFamily("firsttoken_engine_heartbeat_age_seconds", "Age of the last heartbeat (s)", value=age)
+
+
+def _counters(stats: EngineStats) -> Iterator[Metric]:
+    for name, help_text, value in (
+        ("steps", "Engine steps", stats.steps),
+        ("prompt_tokens", "Prompt tokens of admitted requests", stats.prompt_tokens),
+        ("cached_prompt_tokens", "Prompt tokens found in the prefix cache", stats.cached_prompt_tokens),
+        ("output_tokens", "Tokens generated", stats.output_tokens),
+        ("preemptions", "Times a request lost its KV blocks to another", stats.preemptions),
+    ):
+        yield CounterMetricFamily(f"firsttoken_{name}", help_text, value=value)
+    ended = CounterMetricFamily("firsttoken_requests_ended", "Requests that ended, by outcome", labels=["outcome"])
+    ended.add_metric(["finished"], stats.finished)
+    ended.add_metric(["aborted"], stats.aborted)
+    ended.add_metric(["failed"], stats.failed)
+    yield ended
+
+
+def _info(info: EngineInfo) -> Metric:
+    labels = {
+        "model": info.model,
+        "device": info.device,
+        "dtype": info.dtype,
+        "quantization": info.quantization,
+        "kv_dtype": info.kv_dtype,
+        "max_model_len": str(info.max_model_len),
+        "kv_blocks": str(info.kv_blocks),
+        "block_tokens": str(info.block_tokens),
+    }
+    return InfoMetricFamily("firsttoken_engine", "What the engine runs", value=labels)
