@@ -1,0 +1,1 @@
+"""The HTTP side: an OpenAI-compatible server on `frontend.AsyncLLM`. Torch-free, and blind to the engine's inside."""

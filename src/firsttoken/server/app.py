@@ -1,0 +1,94 @@
+"""The ASGI application: hot routes by exact path, everything else through Starlette, keys before both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from firsttoken.server.auth import ApiKeys, App, refuse
+from firsttoken.server.call import Handler, Live, Receive, Scope, Send
+from firsttoken.server.chat import ChatRoute
+from firsttoken.server.completions import CompletionRoute
+from firsttoken.server.config import ServerConfig
+from firsttoken.server.errors import ApiError, as_api_error
+from firsttoken.server.meta import meta_routes
+from firsttoken.server.state import AppState
+from firsttoken.server.tokenization import DetokenizeRoute, TokenizeRoute
+
+if TYPE_CHECKING:
+    from firsttoken.frontend.async_llm import AsyncLLM
+
+
+class FirstTokenApp:
+    """The application of one model. `live` knows the calls in progress, so that a stopping server can end them."""
+
+    def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
+        state = AppState(llm, config)
+        self.live: Live = state.live
+        self._app: App = _Router(state)
+        if config.api_keys:
+            self._app = ApiKeys(self._app, config.api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def build_app(llm: AsyncLLM, config: ServerConfig) -> FirstTokenApp:
+    """The ASGI app that serves ``llm``. It neither starts nor stops the engine."""
+    return FirstTokenApp(llm, config)
+
+
+class _Router:
+    def __init__(self, state: AppState) -> None:
+        self._live = state.live
+        self._hot: dict[str, Handler] = {
+            "/v1/chat/completions": ChatRoute(state),
+            "/v1/completions": CompletionRoute(state),
+            "/tokenize": TokenizeRoute(state),
+            "/detokenize": DetokenizeRoute(state),
+        }
+        self._rest = Starlette(
+            routes=list(meta_routes(state)),
+            exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _api_error},
+        )
+        self._rest.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._hot.get(scope["path"]) if scope["type"] == "http" else None
+        if handler is None:
+            await self._rest(scope, receive, send)
+        elif scope["method"] == "POST":
+            await self._live.run(handler, scope, receive, send)
+        else:
+            await refuse(send, _wrong_method(scope["method"], "POST"))
+
+
+def _wrong_method(method: str, allowed: str) -> ApiError:
+    return ApiError(
+        405,
+        f"{method} is not allowed here; use {allowed}",
+        code="method_not_allowed",
+        headers=[(b"allow", allowed.encode())],
+    )
+
+
+async def _http_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    if exc.status_code == 405:
+        return _response(_wrong_method(request.method, (exc.headers or {}).get("Allow", "another method")))
+    path = request.url.path
+    shown = path if len(path) <= 200 else path[:200] + "..."
+    return _response(ApiError(exc.status_code, f"Unknown path: {request.method} {shown}", code="unknown_url"))
+
+
+async def _api_error(_: Request, exc: Exception) -> Response:
+    return _response(as_api_error(exc))
+
+
+def _response(error: ApiError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error.headers}
+    return Response(error.body(), error.status, headers, media_type="application/json")

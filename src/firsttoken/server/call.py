@@ -1,0 +1,209 @@
+"""One HTTP call on a hot route, as plain ASGI: its body, its answer, and the watch for a caller who leaves.
+
+Starlette's request and response classes are not used here: its streaming response opens a task group per request,
+which costs milliseconds of time to first token when many callers start together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.server.errors import ApiError, Headers, as_api_error, stopping
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Handler = Callable[["Call"], Awaitable[None]]
+
+JSON = (b"content-type", b"application/json")
+EVENT_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+MAX_ID_CHARS = 128
+_NOT_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
+
+
+class ClientGone(Exception):
+    """The caller closed the connection before the body was complete."""
+
+
+class Call:
+    """Owns one exchange. ``timeline`` starts when the first byte of the request has been read."""
+
+    __slots__ = (
+        "_receive",
+        "_send",
+        "_task",
+        "_watcher",
+        "complete",
+        "ended",
+        "request_id",
+        "scope",
+        "started",
+        "timeline",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.timeline = Timeline()
+        self.timeline.stamp(Mark.RECEIVED)
+        self.scope = scope
+        self.request_id = request_id(scope)
+        self.started = False
+        self.complete = False
+        self.ended: str | None = None  # why the call was cancelled: "gone" or "stopping"
+        self._receive = receive
+        self._send = send
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def tenant(self) -> str:
+        """What isolates this caller's cached prefixes from other keys' ("" without keys)."""
+        return str(self.scope.get("firsttoken.tenant", ""))
+
+    # ------------------------------------------------------------------- reading
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body; from then on a caller who leaves ends the call. Raises `ApiError` 413, `ClientGone`."""
+        declared = header(self.scope, b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                break
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.end("gone")
+
+    def end(self, why: str) -> None:
+        """Cancel the call's task, wherever it waits. Does nothing once the answer is complete."""
+        if not self.complete and self.ended is None and self._task is not None:
+            self.ended = why
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    # ------------------------------------------------------------------- writing
+
+    async def reply(self, status: int, body: bytes, headers: Headers | None = None) -> None:
+        """The whole answer, as JSON."""
+        length = (b"content-length", str(len(body)).encode())
+        own = (b"x-request-id", self.request_id.encode())
+        await self._start(status, [JSON, length, own, *(headers or [])])
+        await self.write(body, last=True)
+
+    async def start_stream(self) -> None:
+        """Status 200 and the headers of an event stream."""
+        await self._start(200, [*EVENT_STREAM, (b"x-request-id", self.request_id.encode())])
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        # Set before the last byte goes out: a disconnect seen after it is the normal end of the exchange.
+        self.complete = self.complete or last
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def fail(self, error: ApiError) -> None:
+        """Plain JSON when nothing was sent yet; else one error event, and the stream ends (BB: never left open)."""
+        if self.complete:
+            return
+        if self.started:
+            await self.write(b"data: " + error.body() + b"\n\n", last=True)
+        else:
+            await self.reply(error.status, error.body(), error.headers)
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+class Live:
+    """The calls in progress on hot routes."""
+
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def end_all(self) -> int:
+        """End every call with an error that says the server stops; returns how many there were."""
+        for call in list(self._calls):
+            call.end("stopping")
+        return len(self._calls)
+
+    async def run(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+        """One call from start to end, whatever happens in it."""
+        call = Call(scope, receive, send)
+        self._calls.add(call)
+        try:
+            await _guarded(handler, call)
+        finally:
+            self._calls.discard(call)
+            call.close()
+
+
+async def _guarded(handler: Handler, call: Call) -> None:
+    try:
+        await handler(call)
+    except ClientGone:
+        return
+    except asyncio.CancelledError:
+        if call.ended is None:
+            raise
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+        if call.ended == "stopping":
+            await call.fail(stopping())
+    except Exception as error:
+        await call.fail(as_api_error(error))
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of that (lower-case) name."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+def request_id(scope: Scope) -> str:
+    """The caller's ``X-Request-Id``, cut and cleaned so that it can be echoed anywhere; else a new one."""
+    given = header(scope, b"x-request-id")
+    if given:
+        cleaned = _NOT_ID.sub(b"", given[: 4 * MAX_ID_CHARS])[:MAX_ID_CHARS]
+        if cleaned:
+            return cleaned.decode("ascii")
+    return f"req-{secrets.token_hex(12)}"
+
+
+def _too_large(limit: int) -> ApiError:
+    # The rest of the body is not read, so the connection cannot be used again.
+    return ApiError(
+        413,
+        f"the body is larger than {limit} bytes",
+        code="body_too_large",
+        headers=[(b"connection", b"close")],
+    )

@@ -1,0 +1,291 @@
+"""``POST /v1/completions``: several prompts in one request, each with ``n`` answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.server.call import Call
+from firsttoken.server.decode import Prompt, RequestDecoder, decode_prompts, off_loop
+from firsttoken.server.encode import (
+    ChunkWriter,
+    TokenNames,
+    finite,
+    join_legacy,
+    server_timing,
+    stop_extra,
+    text_choice,
+    to_json,
+    token_ids_extra,
+    usage,
+)
+from firsttoken.server.errors import bad_request
+from firsttoken.server.sampling import cache_salt, completion_params, priority
+from firsttoken.server.schema import CompletionRequest
+from firsttoken.server.state import AppState, new_id
+from firsttoken.server.streaming import check_stream_options, deltas
+
+if TYPE_CHECKING:
+    from firsttoken.frontend.generation import Delta, Generation
+
+
+@dataclass(slots=True)
+class _Part:
+    """One prompt of the request. Its answers are the choices ``base`` to ``base + n - 1``."""
+
+    base: int
+    prompt: array[int]
+    text: str | None  # the prompt as text, when it is to be echoed
+    generation: Generation
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One choice so far. ``chars`` is where its next text begins, for ``text_offset``."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    chars: int = 0
+    begun: bool = False
+    last: Delta | None = None
+
+
+@dataclass(slots=True)
+class CompletionJob:
+    """A request that may be answered."""
+
+    request: CompletionRequest
+    params: SamplingParams
+    parts: list[_Part]
+    answers: list[_Answer]
+
+    def usage(self) -> dict[str, Any]:
+        done = [part.generation for part in self.parts]
+        return usage(
+            sum(one.prompt_tokens for one in done),
+            sum(one.completion_tokens for one in done),
+            sum(one.cached_tokens for one in done),
+        )
+
+    def timings(self) -> dict[str, Any]:
+        """The account of the first prompt, whose timeline starts with the request."""
+        return self.parts[0].generation.timings()
+
+    def cancel(self) -> None:
+        for part in self.parts:
+            part.generation.cancel()  # does nothing after the end
+
+
+class CompletionRoute:
+    """The handler of completions, for one application."""
+
+    def __init__(self, state: AppState) -> None:
+        self._state = state
+        self._decoder = RequestDecoder(CompletionRequest)
+        self._names = TokenNames(state.llm.tokenizer)
+
+    async def __call__(self, call: Call) -> None:
+        job = await self._open(call)
+        try:
+            if job.request.stream:
+                await self._stream(call, job)
+            else:
+                await self._whole(call, job)
+        finally:
+            job.cancel()
+        call.timeline.stamp(Mark.WRITTEN)
+
+    # ------------------------------------------------------------------- the way in
+
+    async def _open(self, call: Call) -> CompletionJob:
+        llm = self._state.llm
+        body = await call.body(self._state.config.max_body_bytes)
+        request, prompts = await off_loop(len(body), self._decode, body)
+        self._state.check_open()
+        self._state.check_model(request.model)
+        check_stream_options(request)
+        params = completion_params(request, llm.generation_config)
+        params.check_vocabulary(llm.info.vocab_size)
+        salt, rank = cache_salt(request, call.tenant), priority(request)
+        if len(prompts) * params.n > self._state.config.max_prompts:
+            raise bad_request(
+                f"{len(prompts)} prompts with n={params.n} make {len(prompts) * params.n} answers; "
+                f"at most {self._state.config.max_prompts}",
+                "n",
+            )
+        call.timeline.stamp(Mark.PARSED)
+        call.timeline.stamp(Mark.TEMPLATED)
+        special = request.add_special_tokens is not False
+        encoded = await asyncio.gather(*(self._encode(prompt, special) for prompt in prompts))
+        texts = [
+            await self._echo(prompt, ids) if request.echo else None
+            for prompt, ids in zip(prompts, encoded, strict=True)
+        ]
+        call.timeline.stamp(Mark.TOKENIZED)
+        job = CompletionJob(request, params, [], [_Answer() for _ in range(len(prompts) * params.n)])
+        try:
+            for index, (ids, text) in enumerate(zip(encoded, texts, strict=True)):
+                # Each prompt has its own way from here on; the first one's timeline is the request's.
+                timeline = Timeline(call.timeline.stamps()) if index else call.timeline
+                generation = llm.open(
+                    ids, params, request_id=call.request_id, timeline=timeline, salt=salt, priority=rank
+                )
+                job.parts.append(_Part(index * params.n, ids, text, generation))
+        except BaseException:
+            job.cancel()
+            raise
+        return job
+
+    def _decode(self, body: bytes) -> tuple[CompletionRequest, list[Prompt]]:
+        request = self._decoder.decode(body)
+        prompts = decode_prompts(request.prompt, self._state.prompt_limit, self._state.config.max_prompts)
+        if not prompts:
+            raise bad_request("prompt is an empty list: send at least one prompt", "prompt", "empty_prompt")
+        return request, prompts
+
+    async def _encode(self, prompt: Prompt, special: bool) -> array[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        return await self._state.llm.encode(prompt, add_special_tokens=special)
+
+    async def _echo(self, prompt: Prompt, ids: array[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        tokenizer, info = self._state.llm.tokenizer, self._state.llm.info
+        if tokenizer is None:
+            raise bad_request("echo needs a tokenizer, and this model has none", "echo")
+        if ids and max(ids) >= info.vocab_size:
+            raise bad_request(
+                f"prompt: token id {max(ids)} is outside the vocabulary (0 to {info.vocab_size - 1})", "prompt"
+            )
+        return await asyncio.to_thread(tokenizer.decode, ids)
+
+    # ----------------------------------------------------------------------- answers
+
+    def _take(self, job: CompletionJob, part: _Part, delta: Delta) -> tuple[_Answer, str, dict[str, Any] | None]:
+        """Note a delta; returns its choice, the text to show (with the echo, once) and its log-probabilities."""
+        answer = job.answers[part.base + delta.index]
+        text = delta.text
+        if not answer.begun:
+            answer.begun = True
+            text = (part.text or "") + text
+        logprobs = None
+        if job.params.logprobs is not None:
+            logprobs = self._names.legacy(delta, job.params.logprobs, answer.chars)
+        answer.chars += len(text)
+        if delta.finish_reason is not None:
+            answer.last = delta
+        return answer, text, logprobs
+
+    async def _stream(self, call: Call, job: CompletionJob) -> None:
+        options = job.request.stream_options
+        writer = ChunkWriter(
+            id_=new_id("cmpl"),
+            kind="text_completion",
+            created=int(time.time()),
+            model=self._state.llm.model_name,
+            usage_last=bool(options and options.include_usage),
+            usage_always=bool(options and options.continuous_usage_stats),
+        )
+        unfinished = len(job.answers)
+        async with aclosing(_merged(job.parts)) as stream:
+            async for part, delta in stream:
+                # Headers wait for the first delta: until then a failure is a plain status.
+                if not call.started:
+                    await call.start_stream()
+                events = self._event(writer, job, part, delta)
+                unfinished -= delta.finish_reason is not None
+                if unfinished == 0:
+                    events += writer.last(job.usage(), job.timings() if job.request.timings else None)
+                if events:
+                    await call.write(events, last=unfinished == 0)
+
+    def _event(self, writer: ChunkWriter, job: CompletionJob, part: _Part, delta: Delta) -> bytes:
+        first = not job.answers[part.base + delta.index].begun
+        _, text, logprobs = self._take(job, part, delta)
+        ids = bool(job.request.return_token_ids)
+        if not text and delta.finish_reason is None and not (delta.token_ids and (ids or logprobs)):
+            return b""
+        more = token_ids_extra(delta, part.prompt if first else None) if ids else b""
+        finish = b"null"
+        if delta.finish_reason is not None:
+            finish = to_json(delta.finish_reason)
+            more += stop_extra(delta)
+        choice = text_choice(part.base + delta.index, to_json(text), finish, to_json(logprobs), more)
+        return writer.event(choice, job.usage() if writer.usage_always else None)
+
+    async def _whole(self, call: Call, job: CompletionJob) -> None:
+        async with aclosing(_merged(job.parts)) as stream:
+            async for part, delta in stream:
+                answer, text, logprobs = self._take(job, part, delta)
+                answer.text.append(text)
+                answer.token_ids += delta.token_ids
+                if logprobs is not None:
+                    answer.logprobs.append(logprobs)
+        timings = job.timings()
+        body: dict[str, Any] = {
+            "id": new_id("cmpl"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self._state.llm.model_name,
+            "choices": [self._choice(index, job) for index in range(len(job.answers))],
+            "usage": job.usage(),
+        }
+        if job.request.timings:
+            body["timings"] = finite(timings)
+        await call.reply(200, to_json(body), [(b"server-timing", server_timing(timings))])
+
+    def _choice(self, index: int, job: CompletionJob) -> dict[str, Any]:
+        answer = job.answers[index]
+        assert answer.last is not None
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": "".join(answer.text),
+            "logprobs": None if job.params.logprobs is None else join_legacy(answer.logprobs),
+            "finish_reason": answer.last.finish_reason,
+            "stop_reason": answer.last.stop_reason,
+        }
+        if job.request.return_token_ids:
+            choice["token_ids"] = answer.token_ids
+            choice["prompt_token_ids"] = job.parts[index // job.params.n].prompt.tolist()
+        return choice
+
+
+async def _merged(parts: list[_Part]) -> AsyncGenerator[tuple[_Part, Delta]]:
+    """The deltas of all prompts as they come; the first error ends it."""
+    if len(parts) == 1:
+        async for delta in deltas(parts[0].generation, prompt_field="prompt"):
+            yield parts[0], delta
+        return
+    queue: asyncio.Queue[tuple[_Part, Delta] | Exception | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_feed(part, queue)) for part in parts]
+    try:
+        running = len(parts)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _feed(part: _Part, queue: asyncio.Queue[tuple[_Part, Delta] | Exception | None]) -> None:
+    try:
+        async for delta in deltas(part.generation, prompt_field="prompt"):
+            queue.put_nowait((part, delta))
+        queue.put_nowait(None)
+    except Exception as error:
+        queue.put_nowait(error)

@@ -1,0 +1,48 @@
+"""What a user may say about the HTTP server."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from firsttoken.core.errors import ConfigError
+
+MIB = 1 << 20
+# JSON bytes a prompt may take per token of context: far above any real text (about 4, or 24 when a client escapes
+# every character), so that only prompts that cannot fit are refused before they are parsed.
+PROMPT_BYTES_PER_TOKEN = 64
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options of the HTTP server, under the names of the command line (``--api-key`` is ``api_keys``).
+
+    ``port`` 0 takes a free one. Without ``api_keys`` every caller is served. ``max_body_bytes`` bounds a request's
+    body (413 above it), ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request.
+    ``drain_s`` is how long running requests may take to finish after SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 32 * MIB
+    max_messages: int = 4096
+    max_prompts: int = 128
+    drain_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError`."""
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be in [0, 65535], got {self.port}")
+        for name in ("max_body_bytes", "max_messages", "max_prompts"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.drain_s < math.inf:
+            raise ConfigError(f"drain_s must be a number of seconds, 0 or more, got {self.drain_s}")
+        # An empty key would let everybody in, and a header cannot carry other characters.
+        if not all(key and key.isascii() and key.isprintable() and key == key.strip() for key in self.api_keys):
+            raise ConfigError("an API key must be printable ASCII, not empty, without blanks around it")
+
+    def max_prompt_bytes(self, max_model_len: int) -> int:
+        """Bytes of JSON that one prompt may take, for a model of ``max_model_len`` tokens."""
+        return min(self.max_body_bytes, max(MIB, PROMPT_BYTES_PER_TOKEN * max_model_len))

@@ -1,0 +1,212 @@
+"""From body bytes to a request struct; whatever is wrong becomes a 400 that names the place."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from firsttoken.core.errors import InvalidRequest
+from firsttoken.server.errors import ApiError, bad_request
+from firsttoken.server.refusals import refuse_unimplemented, refused_fields
+from firsttoken.server.schema import Number
+
+# Parsing more than this takes long enough (about 0.1 ms) to be worth a thread.
+INLINE_BYTES = 64 * 1024
+MAX_TOKEN_ID = 2**32 - 1
+
+S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
+
+_SURROGATE = re.compile(
+    rb"\\\\|(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
+_UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
+
+
+class RequestDecoder(Generic[S]):
+    """Decodes one kind of request, and refuses what we would otherwise ignore."""
+
+    def __init__(self, struct: type[S]) -> None:
+        self._decoder = msgspec.json.Decoder(struct)
+        self._refused = refused_fields(struct)
+
+    def decode(self, body: bytes) -> S:
+        """Raises `ApiError` 400: not JSON, a wrong type, an unknown field, a field we do not implement."""
+        request = decode_json(self._decoder, body)
+        refuse_unimplemented(request, self._refused)
+        return request
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw, at: str = "") -> T:
+    """Decode a whole body, or the raw field ``at`` of one; raises `ApiError` 400 naming the place."""
+    try:
+        return decoder.decode(data)
+    except RecursionError:
+        raise bad_request("the JSON is nested too deeply", at or None, "invalid_json") from None
+    except msgspec.ValidationError as error:
+        raise _wrong_value(str(error), at) from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise _not_json(bytes(data), str(error), at) from None
+
+
+async def off_loop(size: int, work: Callable[..., T], *args: Any) -> T:
+    """Run ``work(*args)`` here when its input is small, else in a thread."""
+    if size <= INLINE_BYTES:
+        return work(*args)
+    return await asyncio.to_thread(work, *args)
+
+
+def _wrong_value(message: str, at: str) -> ApiError:
+    unknown = _UNKNOWN.search(message)
+    path = _PATH.search(message)
+    inner = path.group(1) if path else ""
+    place = at + (inner if inner.startswith("[") or not at or not inner else f".{inner}")
+    message = _PATH.sub("", message)
+    if unknown:
+        name = f"{place}.{unknown.group(1)}" if place else unknown.group(1)
+        return bad_request(f"unknown field {name!r}: it is not supported; leave it out", name, "unknown_parameter")
+    if not place:
+        return bad_request(f"the body must be one JSON object: {message}", None, "invalid_type")
+    return bad_request(f"{place}: {message[:1].lower()}{message[1:]}", place, "invalid_type")
+
+
+def _not_json(data: bytes, message: str, at: str) -> ApiError:
+    for match in _SURROGATE.finditer(data):
+        if match.group(2):
+            half = match.group(2).decode()
+            text = f"the text holds half a surrogate pair ({half} at byte {match.start()}), which is not a character"
+            return bad_request(text, at or None, "invalid_unicode")
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        text = f"the body is not valid UTF-8 (byte 0x{data[error.start]:02x} at offset {error.start})"
+        return bad_request(text, at or None, "invalid_unicode")
+    if not data.strip():
+        return bad_request("the body is empty: send a JSON object", at or None, "invalid_json")
+    return bad_request(f"the body is not valid JSON: {message}", at or None, "invalid_json")
+
+
+# ------------------------------------------------------------------ prompts and messages
+
+_MESSAGES = msgspec.json.Decoder(list[dict[str, Any]])
+_STRING = msgspec.json.Decoder(str)
+_IDS: msgspec.json.Decoder[Sequence[Number]] = msgspec.json.Decoder(list[Number])
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
+
+Prompt = str | array  # type: ignore[type-arg]  # array[int] cannot be subscripted at run time
+BATCH_SHARE = 8
+
+
+def is_absent(raw: msgspec.Raw) -> bool:
+    return bytes(raw) in (b"", b"null")
+
+
+def check_size(raw: msgspec.Raw, limit: int, name: str) -> None:
+    """Refuse a prompt that cannot fit the model, before anything is built from it."""
+    size = len(memoryview(raw))
+    if size > limit:
+        raise bad_request(
+            f"{name} takes {size} bytes of JSON, more than this model's context can hold ({limit} at most); shorten it",
+            name,
+            "context_length_exceeded",
+        )
+
+
+def decode_messages(raw: msgspec.Raw, limit: int, max_messages: int) -> list[dict[str, Any]]:
+    """The conversation as plain dicts. Raises `ApiError` 400: absent, empty, too long, not a list of objects."""
+    if is_absent(raw):
+        raise bad_request("messages is required: a list of {role, content}", "messages", "missing_parameter")
+    check_size(raw, limit, "messages")
+    messages = decode_json(_MESSAGES, raw, "messages")
+    if not messages:
+        raise bad_request("messages is empty: send at least one message", "messages", "empty_messages")
+    if len(messages) > max_messages:
+        raise bad_request(f"messages holds {len(messages)} messages; at most {max_messages}", "messages")
+    return messages
+
+
+def decode_prompts(raw: msgspec.Raw, limit: int, max_prompts: int) -> list[Prompt]:
+    """One entry a prompt: text, or token ids as ``array('I')``. Raises `ApiError` 400."""
+    if is_absent(raw):
+        raise bad_request("prompt is required: text or token ids, or a list of either", "prompt", "missing_parameter")
+    data = bytes(raw).strip()
+    inner = data[1:].lstrip()[:1] if data.startswith(b"[") else b""
+    if inner not in (b'"', b"["):
+        check_size(raw, limit, "prompt")
+        return [_prompt(raw, "prompt", limit)]
+    check_size(raw, BATCH_SHARE * limit, "prompt")
+    raws = decode_json(_RAWS, raw, "prompt")
+    if len(raws) > max_prompts:
+        raise bad_request(f"prompt holds {len(raws)} prompts; at most {max_prompts}", "prompt")
+    return [_prompt(one, f"prompt[{index}]", limit) for index, one in enumerate(raws)]
+
+
+def decode_ids(raw: msgspec.Raw, name: str, limit: int) -> array[int]:
+    """Token ids as ``array('I')``; raises `ApiError` 400 for anything else."""
+    check_size(raw, limit, name)
+    return as_ids(decode_json(_IDS, raw, name), name)
+
+
+def decode_text(raw: msgspec.Raw, name: str, limit: int) -> str:
+    check_size(raw, limit, name)
+    return decode_json(_STRING, raw, name)
+
+
+def _prompt(raw: msgspec.Raw, name: str, limit: int) -> Prompt:
+    first = bytes(raw).lstrip()[:1]
+    if first == b'"':
+        return decode_text(raw, name, limit)
+    if first == b"[":
+        return decode_ids(raw, name, limit)
+    raise bad_request(f"{name} must be text or a list of token ids", name, "invalid_type")
+
+
+def as_ids(ids: Sequence[Number], name: str) -> array[int]:
+    """Whole numbers that fit 32 bits; whether the model has them is the front end's question."""
+    try:
+        return array("I", ids)  # type: ignore[arg-type]  # floats raise TypeError here, and are looked at below
+    except (TypeError, OverflowError):
+        pass
+    whole = array("I")
+    for index, token in enumerate(ids):
+        if token != int(token) or not 0 <= token <= MAX_TOKEN_ID:
+            raise bad_request(f"{name}[{index}]: {token!r} is not a token id", name)
+        whole.append(int(token))
+    return whole
+
+
+def check_template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Template variables of the caller. Raises `InvalidRequest` for those that are ours, or a whole template."""
+    for name in kwargs or ():
+        if name in _RESERVED_KWARGS:
+            field = f"chat_template_kwargs.{name}"
+            raise InvalidRequest(
+                f"{field} is not supported: the template and its inputs are the server's",
+                param=field,
+                code="unsupported_parameter",
+            )
+    return dict(kwargs or {})
+
+
+_RESERVED_KWARGS = frozenset(
+    {
+        "chat_template",
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "bos_token",
+        "eos_token",
+        "raise_exception",
+        "strftime_now",
+        "self",
+    }
+)

@@ -1,0 +1,171 @@
+"""Answers as bytes, in OpenAI's shapes. A chunk is a prefix made once per request and the encoded delta."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from firsttoken.core.plan import TokenLogprobs
+
+if TYPE_CHECKING:
+    from firsttoken.frontend.generation import Delta
+    from firsttoken.text.tokenizer import Tokenizer
+
+to_json = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+# JSON has no infinity: an impossible token gets this floor, as OpenAI does.
+LOGPROB_FLOOR = -9999.0
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+class ChunkWriter:
+    """The server-sent events of one streaming answer; ``kind`` is OpenAI's ``object``."""
+
+    def __init__(
+        self, *, id_: str, kind: str, created: int, model: str, usage_last: bool = False, usage_always: bool = False
+    ) -> None:
+        fixed = to_json({"id": id_, "object": kind, "created": created, "model": model})
+        self._head = b"data: " + fixed[:-1] + b',"choices":['
+        self._usage_last = usage_last
+        self.usage_always = usage_always and usage_last
+        # With include_usage every chunk has the key, and only the last one a value.
+        self._tail = b'],"usage":null}\n\n' if usage_last else b"]}\n\n"
+
+    def event(self, choice: bytes, used: dict[str, Any] | None = None) -> bytes:
+        """One chunk with one encoded choice; ``used`` is the usage so far, given when ``usage_always``."""
+        if used is not None:
+            return self._head + choice + b'],"usage":' + to_json(used) + b"}\n\n"
+        return self._head + choice + self._tail
+
+    def last(self, used: dict[str, Any], timings: dict[str, Any] | None) -> bytes:
+        """What follows the last delta: usage and timings where asked for, and the end mark."""
+        if not self._usage_last and timings is None:
+            return DONE
+        extra = b'],"usage":' + (to_json(used) if self._usage_last else b"null")
+        if timings is not None:
+            extra += b',"timings":' + to_json(finite(timings))
+        return self._head + extra + b"}\n\n" + DONE
+
+
+def chat_choice(
+    index: int, delta: bytes, finish: bytes = b"null", logprobs: bytes = b"null", more: bytes = b""
+) -> bytes:
+    """An encoded choice of a chat chunk; ``more`` starts with a comma."""
+    return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}' % (index, delta, logprobs, finish, more)
+
+
+def text_choice(
+    index: int, text: bytes, finish: bytes = b"null", logprobs: bytes = b"null", more: bytes = b""
+) -> bytes:
+    """An encoded choice of a completion chunk."""
+    return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}' % (index, text, logprobs, finish, more)
+
+
+def token_ids_extra(delta: Delta, prompt: array[int] | None) -> bytes:
+    """``return_token_ids``: the delta's ids, and with the first chunk the prompt's."""
+    extra = b',"token_ids":' + to_json(delta.token_ids)
+    return extra if prompt is None else extra + b',"prompt_token_ids":' + to_json(prompt.tolist())
+
+
+def stop_extra(delta: Delta) -> bytes:
+    """vLLM's ``stop_reason``: the stop string or token id that ended the answer, or null."""
+    return b',"stop_reason":' + to_json(delta.stop_reason)
+
+
+# ------------------------------------------------------------------ log-probabilities
+
+
+class TokenNames:
+    """Token ids as the text and bytes that log-probabilities show. Without a tokenizer a token is "token_id:N"."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    def raw(self, token: int) -> bytes:
+        return self._tokenizer.token_bytes(token) if self._tokenizer is not None else b"token_id:%d" % token
+
+    def chat(self, delta: Delta, top: int) -> list[dict[str, Any]]:
+        """Entries of ``logprobs.content``, one a token."""
+        entries = []
+        for token, found in zip(delta.token_ids, delta.logprobs or (), strict=True):
+            entry = self._chat_entry(token, found.logprob)
+            pairs = list(zip(found.top_ids, found.top_logprobs, strict=True))[:top]
+            entry["top_logprobs"] = [self._chat_entry(other, value) for other, value in pairs]
+            entries.append(entry)
+        return entries
+
+    def _chat_entry(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = self.raw(token)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": floor(logprob), "bytes": list(raw)}
+
+    def legacy(self, delta: Delta, top: int, offset: int) -> dict[str, Any]:
+        """The four parallel lists of completions; ``offset`` is where the delta's text begins, in characters."""
+        tokens, values, tops, offsets = [], [], [], []
+        for token, found in zip(delta.token_ids, delta.logprobs or (), strict=True):
+            name = self._legacy_name(token)
+            tokens.append(name)
+            values.append(floor(found.logprob))
+            tops.append(self._legacy_top(token, found, top))
+            offsets.append(offset)
+            offset += len(self.raw(token).decode("utf-8", "ignore"))
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _legacy_top(self, token: int, found: TokenLogprobs, top: int) -> dict[str, float]:
+        pairs = list(zip(found.top_ids, found.top_logprobs, strict=True))[:top]
+        named = {self._legacy_name(other): floor(value) for other, value in pairs}
+        named.setdefault(self._legacy_name(token), floor(found.logprob))
+        return named
+
+    def _legacy_name(self, token: int) -> str:
+        # A piece of a character has no text of its own: its bytes are spelt out, so that two pieces differ.
+        raw = self.raw(token)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def join_legacy(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One set of lists from those of all deltas."""
+    keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return {key: [value for part in parts for value in part[key]] for key in keys}
+
+
+def floor(logprob: float) -> float:
+    return max(logprob, LOGPROB_FLOOR) if math.isfinite(logprob) else LOGPROB_FLOOR
+
+
+# ---------------------------------------------------------------------------- timings
+
+
+def server_timing(timings: dict[str, Any]) -> bytes:
+    """The stages in ms as a ``Server-Timing`` header."""
+    parts = [
+        f"{name};dur={value:.3f}"
+        for name, value in timings.items()
+        if name.endswith("_ms") and isinstance(value, int | float) and math.isfinite(value)
+    ]
+    return ", ".join(parts).encode("ascii")
+
+
+def finite(value: Any) -> Any:
+    """The same with what JSON cannot say replaced by null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,79 @@
+"""Errors as OpenAI's clients expect them: ``{"error": {"message", "type", "param", "code"}}`` and a status."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from firsttoken.core.errors import EngineDead, EngineDraining, FirstTokenError, InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ApiError(Exception):
+    """An answer other than success. ``param`` names the field at fault, ``code`` is a stable word for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type_: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type_
+        self.param = param
+        self.code = code
+        self.headers = headers or []
+
+    def body(self) -> bytes:
+        """The JSON object; always valid UTF-8, whatever the message quotes."""
+        error = {"message": _clean(self.message), "type": self.type, "param": self.param, "code": self.code}
+        if self.param is not None:
+            error["param"] = _clean(self.param)
+        return msgspec.json.encode({"error": error})
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400 that names the field."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """A 503 that says when to come back."""
+    retry = [(b"retry-after", str(RETRY_AFTER_S).encode())]
+    return ApiError(503, message, type_="service_unavailable", code=code, headers=retry)
+
+
+def stopping() -> ApiError:
+    return unavailable("The server is stopping; the request was ended. Send it again later.", "server_stopping")
+
+
+def as_api_error(exc: BaseException) -> ApiError:
+    """What a caller is told about an exception. Unexpected ones are logged, and nothing of them is shown."""
+    if isinstance(exc, ApiError):
+        return exc
+    if isinstance(exc, InvalidRequest):
+        return bad_request(exc.message, exc.param, exc.code)
+    if isinstance(exc, EngineDraining):
+        return unavailable("The server is shutting down and takes no new requests.", "server_draining")
+    if isinstance(exc, EngineDead):
+        return unavailable(f"The engine has stopped: {exc}. The server must be started again.", "engine_dead")
+    if isinstance(exc, FirstTokenError):
+        return ApiError(500, str(exc), type_="server_error", code="generation_failed")
+    logger.error("a request failed unexpectedly", exc_info=exc)
+    return ApiError(500, "The server failed to handle the request; its log says why.", type_="server_error")
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")

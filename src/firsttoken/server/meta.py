@@ -1,0 +1,78 @@
+"""The routes that say something about the server: models, version, health, metrics. Ordinary Starlette."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from firsttoken.server.encode import to_json
+from firsttoken.server.state import AppState, model_not_found
+from firsttoken.version import __version__
+
+
+def meta_routes(state: AppState) -> list[Route]:
+    routes = _Meta(state)
+    return [
+        Route("/v1/models", routes.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", routes.model, methods=["GET"]),
+        Route("/version", routes.version, methods=["GET"]),
+        Route("/metrics", routes.metrics, methods=["GET"]),
+        Route("/health", routes.live, methods=["GET"]),
+        Route("/health/live", routes.live, methods=["GET"]),
+        Route("/health/ready", routes.ready, methods=["GET"]),
+        Route("/health/progress", routes.progress, methods=["GET"]),
+    ]
+
+
+class _Meta:
+    def __init__(self, state: AppState) -> None:
+        self._state = state
+        self._llm = state.llm
+
+    async def models(self, _: Request) -> Response:
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._llm.model_name:
+            raise model_not_found(name, self._llm.model_name)
+        return _json(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        llm = self._llm
+        return {
+            "id": llm.model_name,
+            "object": "model",
+            "created": int(llm.created),
+            "owned_by": "firsttoken",
+            "max_model_len": llm.info.max_model_len,
+        }
+
+    async def version(self, _: Request) -> Response:
+        return _json({"version": __version__})
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._llm.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def live(self, _: Request) -> Response:
+        """Alive until the engine is dead: draining and busy servers live."""
+        state = self._llm.progress().state
+        return _json({"status": state}, 503 if state == "dead" else 200)
+
+    async def ready(self, _: Request) -> Response:
+        """Whether new requests should be sent here."""
+        state = "draining" if self._llm.is_draining else self._llm.progress().state
+        return _json({"status": state}, 200 if state in ("idle", "busy") else 503)
+
+    async def progress(self, _: Request) -> Response:
+        """The step heartbeat: "busy" and "stuck" differ by the age of the last step."""
+        progress = self._llm.progress()
+        return _json(progress, 200 if progress.state in ("idle", "busy") else 503)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(to_json(value), status, media_type="application/json")

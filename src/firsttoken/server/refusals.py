@@ -1,0 +1,90 @@
+"""Honour or refuse: fields that clients know and we do not implement, with the values that change nothing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from firsttoken.server.errors import bad_request
+
+# field -> values accepted besides null: the field's default, under which leaving it out gives the same answer.
+HARMLESS: dict[str, tuple[object, ...]] = {
+    "add_special_tokens": (False,),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_obfuscation": (False,),
+    "include_reasoning": (True,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "request_id": (),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "service_tier": ("auto", "default"),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
+}
+_ADVICE = {
+    "chat_template": "a caller cannot replace the model's chat template; leave it out",
+    "request_id": "send it as the header X-Request-Id",
+}
+
+
+def refused_fields(struct: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a request that are known but not implemented *there* (``echo`` is, in completions)."""
+    anything = msgspec.inspect.AnyType()
+    info = msgspec.inspect.type_info(struct)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return tuple(field.name for field in info.fields if field.type == anything)
+
+
+def refuse_unimplemented(request: msgspec.Struct, fields: tuple[str, ...], prefix: str = "") -> None:
+    """Raises a 400 naming the first field that asks for something we would ignore."""
+    for name in fields:
+        value = getattr(request, name)
+        if value is None or any(_same(value, harmless) for harmless in HARMLESS[name]):
+            continue
+        advice = _ADVICE.get(name) or _advice(name)
+        raise bad_request(f"{prefix}{name} is not supported: {advice}", f"{prefix}{name}", "unsupported_parameter")
+
+
+def _same(value: object, harmless: object) -> bool:
+    # True == 1 in Python, but not in JSON.
+    return isinstance(value, bool) == isinstance(harmless, bool) and value == harmless
+
+
+def _advice(name: str) -> str:
+    values = HARMLESS[name]
+    if not values:
+        return "leave it out"
+    return "leave it out or send " + " or ".join(msgspec.json.encode(value).decode() for value in values)

@@ -1,0 +1,181 @@
+"""From options to a serving process, and its orderly end.
+
+The first SIGTERM or SIGINT drains: running requests finish, new ones get 503, readiness fails and liveness holds. The
+second stops at once: streams get an error event. Uvicorn's own signal handling would cut the streams, so it is off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
+from firsttoken.core.errors import ConfigError
+from firsttoken.server.app import FirstTokenApp, build_app
+from firsttoken.server.config import ServerConfig
+from firsttoken.version import __version__
+
+if TYPE_CHECKING:
+    from firsttoken.core.engine_args import EngineArgs
+    from firsttoken.frontend.async_llm import AsyncLLM
+
+# Longer than the usual client's idle time, so that it is the client who closes an idle connection.
+KEEP_ALIVE_S = 75
+# What connections get to close themselves once all their calls have ended.
+CLOSE_S = 2
+_POLL_S = 0.01
+
+
+def serve(config: ServerConfig, args: EngineArgs) -> int:
+    """Serve until a signal; returns the exit code: 0, or 1 when running requests had to be cut off.
+
+    Raises `ConfigError` when the address cannot be used, and what `AsyncLLM.launch` raises.
+    """
+    from firsttoken.frontend.async_llm import AsyncLLM
+
+    return run_server(config, lambda: AsyncLLM.launch(args))
+
+
+def run_server(config: ServerConfig, launch: Callable[[], Awaitable[AsyncLLM]]) -> int:
+    """`serve` for an engine started by ``launch``, which runs after the address is known to be free."""
+    began_ns = now_ns()
+    with contextlib.closing(_bind(config)) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, listener, launch, began_ns))
+
+
+async def _serve(
+    config: ServerConfig, listener: socket.socket, launch: Callable[[], Awaitable[AsyncLLM]], began_ns: int
+) -> int:
+    llm = await launch()
+    try:
+        app = build_app(llm, config)
+        server = _Uvicorn(_uvicorn_config(app))
+        ending = Ending(llm, app, server, config.drain_s)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ending.on_signal)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not (server.started or serving.done()):  # noqa: ASYNC110  # uvicorn offers no event
+            await asyncio.sleep(0.001)
+        # What was made during the start lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        _print_start(llm, config, listener, now_ns() - began_ns)
+        await serving
+        return ending.exit_code
+    finally:
+        await llm.shutdown()
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def _uvicorn_config(app: FirstTokenApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSE_S,
+    )
+
+
+class Ending:
+    """The end of a serving process: drain on the first signal, stop on the second."""
+
+    def __init__(self, llm: AsyncLLM, app: FirstTokenApp, server: uvicorn.Server, drain_s: float) -> None:
+        self._llm = llm
+        self._live = app.live
+        self._server = server
+        self._drain_s = drain_s
+        self._draining: asyncio.Task[None] | None = None
+        self._cut = 0
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self._cut else 0
+
+    def on_signal(self) -> None:
+        if self._draining is None:
+            _say(f"draining: {len(self._live)} running, up to {self._drain_s:g} s; a second signal stops at once")
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        else:
+            self._stop()
+
+    async def _drain(self) -> None:
+        deadline_ns = now_ns() + int(self._drain_s * NS_PER_S)
+        await self._llm.drain(self._drain_s)
+        # The engine is done with them; their last bytes may still be on the way.
+        while len(self._live) and now_ns() < deadline_ns:  # noqa: ASYNC110  # at most once in a process
+            await asyncio.sleep(_POLL_S)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._cut += self._live.end_all()
+        self._server.should_exit = True
+
+
+def _bind(config: ServerConfig) -> socket.socket:
+    """A bound socket that does not listen yet: an address in use is found before a model is loaded."""
+    where = f"{config.host}:{config.port}"
+    listener: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigError(
+            f"cannot listen on {where}: {error.strerror or error}; choose another --host or --port"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, took_ns: int) -> None:
+    """The address, what the start took, and a line to try."""
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    info = llm.info
+    stages = ", ".join(f"{name} {ms:.0f} ms" for name, ms in info.start_ms.items())
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_keys else ""
+    if llm.chat_template is not None:
+        path, body = "chat/completions", '{"messages":[{"role":"user","content":"What is the capital of France?"}]}'
+    elif llm.tokenizer is not None:
+        path, body = "completions", '{"prompt":"The capital of France is"}'
+    else:
+        path, body = "completions", '{"prompt":[1,2,3]}'
+    lines = [
+        f"firsttoken {__version__} serves {llm.model_name} on {url}",
+        f"  device {info.device}, dtype {info.dtype}, quantization {info.quantization}; context {info.max_model_len} "
+        f"tokens, up to {info.max_num_seqs} requests at once, KV {info.kv_blocks} blocks of {info.block_tokens} tokens",
+        f"  ready after {took_ns / NS_PER_MS:.0f} ms" + (f" ({stages})" if stages else ""),
+        f"  try: curl -s {url}/v1/{path}{key} -d '{body}'",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+def _say(line: str) -> None:
+    print(f"firsttoken: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,149 @@
+"""The requests, field by field. None and an explicit null both mean "left out".
+
+A field of type ``Any`` is known but not implemented: `refusals` says which values of it are harmless. Numbers that
+must be whole are typed ``int | float``, because clients send 1.0; `sampling.whole` checks them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Number = int | float
+ABSENT = msgspec.Raw()
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``continuous_usage_stats`` puts the usage so far on every chunk; ``include_obfuscation`` must stay false."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Any = None
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What chat and completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Number | None = None
+    max_tokens: Number | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Number | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    # after vLLM
+    top_k: Number | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[Number] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Number | None = None
+    skip_special_tokens: bool | None = None
+    priority: Number | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    # ours
+    timings: bool | None = None
+    # harmless: they change nothing that a caller could see
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    # known, not implemented: see refusals.py
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    best_of: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    kv_transfer_params: Any = None
+    length_penalty: Any = None
+    logits_processors: Any = None
+    prompt_logprobs: Any = None
+    request_id: Any = None
+    response_format: Any = None
+    return_tokens_as_token_ids: Any = None
+    service_tier: Any = None
+    spaces_between_special_tokens: Any = None
+    store: Any = None
+    structured_outputs: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+    vllm_xargs: Any = None
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/chat/completions``. ``messages`` stays raw until its size has been checked."""
+
+    messages: msgspec.Raw = ABSENT
+    max_completion_tokens: Number | None = None
+    logprobs: bool | None = None
+    top_logprobs: Number | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # known, not implemented: see refusals.py
+    add_special_tokens: Any = None
+    audio: Any = None
+    chat_template: Any = None
+    continue_final_message: Any = None
+    documents: Any = None
+    echo: Any = None
+    function_call: Any = None
+    functions: Any = None
+    include_reasoning: Any = None
+    mm_processor_kwargs: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/completions``. ``prompt``: a string, token ids, or a list of either; raw until its size is checked."""
+
+    prompt: msgspec.Raw = ABSENT
+    echo: bool | None = None
+    logprobs: Number | None = None
+    add_special_tokens: bool | None = None
+    # known, not implemented: see refusals.py
+    prompt_embeds: Any = None
+    suffix: Any = None
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /tokenize``: either ``prompt`` or ``messages``."""
+
+    model: str | None = None
+    prompt: msgspec.Raw = ABSENT
+    messages: msgspec.Raw = ABSENT
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+    # known, not implemented: see refusals.py
+    chat_template: Any = None
+    continue_final_message: Any = None
+    mm_processor_kwargs: Any = None
+    tools: Any = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: msgspec.Raw = ABSENT

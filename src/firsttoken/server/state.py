@@ -1,0 +1,52 @@
+"""What every route needs, made once per application."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from firsttoken.core.errors import EngineDraining
+from firsttoken.server.call import Live
+from firsttoken.server.config import ServerConfig
+from firsttoken.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from firsttoken.frontend.async_llm import AsyncLLM
+
+
+@dataclass(frozen=True, slots=True)
+class AppState:
+    llm: AsyncLLM
+    config: ServerConfig
+    live: Live = field(default_factory=Live)
+
+    @property
+    def prompt_limit(self) -> int:
+        """Bytes of JSON that one prompt may take."""
+        return self.config.max_prompt_bytes(self.llm.info.max_model_len)
+
+    def check_open(self) -> None:
+        """Turn new requests away before any work is done for them, once the server is draining."""
+        if self.llm.is_draining:
+            raise EngineDraining("draining")
+
+    def check_model(self, name: str | None) -> None:
+        """A request may leave the model out; another name than the served one is a 404."""
+        if name is not None and name != self.llm.model_name:
+            raise model_not_found(name, self.llm.model_name)
+
+
+def model_not_found(name: str, served: str) -> ApiError:
+    shown = name if len(name) <= 200 else name[:200] + "..."
+    return ApiError(
+        404,
+        f"The model {shown!r} does not exist; this server serves {served!r}.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def new_id(prefix: str) -> str:
+    """An answer's id. Never the caller's: two live requests may carry the same ``X-Request-Id``."""
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,45 @@
+"""What the streaming answers of chat and completions share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from firsttoken.core.errors import InvalidRequest
+from firsttoken.server.errors import bad_request, unavailable
+from firsttoken.server.refusals import refuse_unimplemented, refused_fields
+from firsttoken.server.schema import GenerationRequest, StreamOptions
+
+if TYPE_CHECKING:
+    from firsttoken.frontend.generation import Delta, Generation
+
+_REFUSED = refused_fields(StreamOptions)
+
+
+def check_stream_options(request: GenerationRequest) -> None:
+    """Raises `ApiError` 400: options without streaming, or one that we do not implement."""
+    options = request.stream_options
+    if options is None:
+        return
+    if not request.stream:
+        raise bad_request("stream_options needs stream to be true", "stream_options")
+    refuse_unimplemented(options, _REFUSED, "stream_options.")
+
+
+async def deltas(generation: Generation, *, prompt_field: str) -> AsyncIterator[Delta]:
+    """The generation's deltas. A refusal that arrives late names the caller's field, and an answer that the server
+    itself ended is an error, not a short answer."""
+    try:
+        async for delta in generation:
+            if delta.finish_reason == "abort":
+                raise unavailable("The server ended the request before it was complete.", "request_aborted")
+            yield delta
+    except InvalidRequest as error:
+        raise named(error, prompt_field) from None
+
+
+def named(error: InvalidRequest, prompt_field: str) -> InvalidRequest:
+    """The front end speaks of the prompt; a chat caller sent messages."""
+    if error.param != "prompt" or prompt_field == "prompt":
+        return error
+    return InvalidRequest(error.message, param=prompt_field, code=error.code)
