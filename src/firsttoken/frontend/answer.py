@@ -1,0 +1,120 @@
+"""From an engine's tokens to what the caller sees: one answer's text, with its stop strings. No asyncio, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firsttoken.core.plan import TokenLogprobs
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.text.stop import StopHit, StopScanner
+
+if TYPE_CHECKING:
+    from firsttoken.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new in answer ``index``. ``text`` may be empty while a character or a stop string is incomplete.
+
+    ``token_ids`` are all tokens the answer gained, an end token included; ``logprobs`` has one entry for each of
+    them, or is None when none were asked for. The answer's last delta has ``finish_reason``: "stop", "length" or
+    "abort"; ``stop_reason`` is the stop string or the caller's stop token id that ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class Answer:
+    """The text side of one answer: detokeniser and stop scanner behind one `push`.
+
+    Stop strings are looked for in text that starts after the first ``min_tokens`` tokens. An end token's own text
+    is shown only with ``include_stop_str_in_output`` (and then ``skip_special_tokens`` still applies to it).
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_include",
+        "_min_tokens",
+        "_scanner",
+        "_stop_ids",
+        "finish_reason",
+        "index",
+        "num_tokens",
+    )
+
+    def __init__(
+        self, index: int, params: SamplingParams, stop_ids: Collection[int], tokenizer: Tokenizer | None
+    ) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+        self._stop_ids = stop_ids
+        self._min_tokens = params.min_tokens
+        self._include = params.include_stop_str_in_output
+        self._detokenizer = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens, continuation=True)
+        self._scanner = StopScanner(params.stops, self._include) if params.stops else None
+
+    def push(
+        self,
+        tokens: Sequence[int],
+        logprobs: list[TokenLogprobs] | None = None,
+        finish_reason: str | None = None,
+        stop_reason: int | None = None,
+    ) -> Delta:
+        """Take new tokens; with ``finish_reason`` they are the last ones and all held text is released.
+
+        When a stop string is found the delta ends at the token that completed it, whatever came after.
+        """
+        shown = tokens
+        if finish_reason == "stop" and tokens and not self._include and tokens[-1] in self._stop_ids:
+            shown = tokens[:-1]
+        text, hit, used = self._read(shown, last=finish_reason is not None)
+        kept = list(tokens)
+        reason: int | str | None = stop_reason
+        if hit is not None:
+            finish_reason, reason = "stop", hit
+            if used < len(shown):
+                kept = kept[:used]
+                logprobs = None if logprobs is None else logprobs[:used]
+        self.num_tokens += len(kept)
+        self.finish_reason = finish_reason
+        return Delta(self.index, text, kept, logprobs, finish_reason, reason)
+
+    def _read(self, tokens: Sequence[int], *, last: bool) -> tuple[str, str | None, int]:
+        """The text to show now, the stop string found, and how many of ``tokens`` were read."""
+        if self._detokenizer is None:
+            return "", None, len(tokens)
+        if self._scanner is None:
+            text = self._detokenizer.push(tokens)
+            return (text + self._detokenizer.finish() if last else text), None, len(tokens)
+        return self._scan(tokens, last=last)
+
+    def _scan(self, tokens: Sequence[int], *, last: bool) -> tuple[str, str | None, int]:
+        """Token by token, so that tokens and log-probabilities can be cut where the stop string ended."""
+        assert self._detokenizer is not None
+        assert self._scanner is not None
+        shown = ""
+        for position, token in enumerate(tokens, 1):
+            text = self._detokenizer.push((token,))
+            if self.num_tokens + position <= self._min_tokens:
+                shown += text
+                continue
+            found = self._scanner.push(text)
+            if isinstance(found, StopHit):
+                return shown + found.text, found.stop, position
+            shown += found
+        if last:
+            found = self._scanner.push(self._detokenizer.finish())
+            if isinstance(found, StopHit):
+                return shown + found.text, found.stop, len(tokens)
+            shown += found + self._scanner.finish()
+        return shown, None, len(tokens)

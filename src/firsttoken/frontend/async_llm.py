@@ -1,0 +1,365 @@
+"""The asynchronous front end of one engine: `AsyncLLM`, which the HTTP server and asyncio programs use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+
+from firsttoken.checkpoint.model_config import GenerationConfig
+from firsttoken.core.clock import now_ns
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.errors import EngineDead, EngineDraining, InvalidRequest
+from firsttoken.core.outputs import RequestOutput
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.frontend.admission import Admission, token_ids
+from firsttoken.frontend.generation import Generation
+from firsttoken.frontend.link import EngineHandle, EngineLink
+from firsttoken.frontend.loading import ModelText, load_text
+from firsttoken.frontend.outputs import Accumulator, default_params
+from firsttoken.frontend.prompts import Prompt, split_prompt
+from firsttoken.observability.health import Health, Progress
+from firsttoken.observability.metrics import FrontendMetrics
+from firsttoken.text.chat_template import ChatTemplate
+from firsttoken.text.pool import RenderedPrompt, TextPool
+from firsttoken.text.tokenizer import Tokenizer
+from firsttoken.transport.messages import EngineInfo, EngineStats
+
+__all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]
+
+log = logging.getLogger(__name__)
+
+# How often the engine's process is looked at, besides its channel: bounds how long a silent death can go unseen.
+_WATCH_S = 0.5
+_STOP_S = 5.0
+
+
+class AsyncLLM:
+    """One engine, many concurrent callers. All methods belong to the event loop that started it.
+
+    Made by `launch` (starts an engine), by `from_engine_args` (starts it on first use, as vLLM's
+    ``AsyncLLMEngine``), or around a started engine: ``AsyncLLM(handle, tokenizer=...)`` and ``await start()``.
+    """
+
+    def __init__(
+        self,
+        handle: EngineHandle | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        chat_template: ChatTemplate | None = None,
+        generation_config: GenerationConfig | None = None,
+        model_name: str | None = None,
+        metrics: FrontendMetrics | None = None,
+        seed: int | None = None,
+        text_workers: int = 2,
+    ) -> None:
+        self.created = int(time.time())
+        self.metrics = metrics if metrics is not None else FrontendMetrics()
+        self._text = ModelText(model_name or "", tokenizer, chat_template, generation_config or GenerationConfig())
+        self._seed = seed
+        self._text_workers = text_workers
+        self._args: EngineArgs | None = None
+        self._in_process = False
+        self._link: EngineLink | None = None if handle is None else EngineLink(handle)
+        self._pool: TextPool | None = None
+        self._admission: Admission | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._named: dict[str, list[Generation]] = {}
+        self._idle = asyncio.Event()
+        self._progress = Progress(now_ns())
+        self._draining = False
+        self._closed = False
+
+    # -------------------------------------------------------------------- start
+
+    @classmethod
+    async def launch(
+        cls, args: EngineArgs, *, in_process: bool = False, tokenizer: Tokenizer | None = None, text_workers: int = 2
+    ) -> AsyncLLM:
+        """Start an engine in a process of its own, or on a thread of this one, and wait until it is ready.
+
+        The tokenizer is built while the engine loads its weights. Raises `CheckpointError` for a model that cannot be
+        read, `EngineDead` when the engine could not start.
+        """
+        llm = cls.from_engine_args(args, in_process=in_process, tokenizer=tokenizer, text_workers=text_workers)
+        await llm.start()
+        return llm
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        args: EngineArgs,
+        *,
+        in_process: bool = False,
+        tokenizer: Tokenizer | None = None,
+        text_workers: int = 2,
+    ) -> AsyncLLM:
+        """As `launch`, but the engine starts on the first `generate`, `encode`, `render_chat` or `start`."""
+        llm = cls(tokenizer=tokenizer, seed=args.seed, text_workers=text_workers)
+        llm._args, llm._in_process = args, in_process
+        return llm
+
+    async def start(self) -> None:
+        """Wait until the engine is ready; idempotent. Raises what `launch` raises."""
+        if self._admission is not None:
+            return
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        try:
+            if self._args is not None:
+                if self._link is None:
+                    self._link = EngineLink(await asyncio.to_thread(_start_engine, self._args, self._in_process))
+                self._text = await asyncio.to_thread(load_text, self._args, tokenizer=self._text.tokenizer)
+            if self._link is None:
+                raise RuntimeError("AsyncLLM needs a started engine's handle: use AsyncLLM.launch(EngineArgs(...))")
+            info = await self._connect(self._link)
+        except BaseException:
+            await self.shutdown()
+            raise
+        self.metrics.set_info(info)
+        if not self._text.name:
+            self._text = ModelText(info.model, self.tokenizer, self.chat_template, self.generation_config)
+        self._pool = TextPool(self.tokenizer, self.chat_template, self._text_workers)
+        self._admission = Admission(
+            info, self.generation_config, has_tokenizer=self.tokenizer is not None, seed=self._seed
+        )
+
+    async def _connect(self, link: EngineLink) -> EngineInfo:
+        link.on_stats, link.on_dead, link.on_idle = self._on_stats, self._on_dead, self._idle.set
+        self._idle.set()
+        link.listen()
+        self._watch = asyncio.create_task(self._watch_engine(link))
+        info = await asyncio.wrap_future(link.ready)
+        self._progress = Progress(now_ns())
+        return info
+
+    def _on_stats(self, stats: EngineStats) -> None:
+        self.metrics.update(stats)
+        self._progress.update(stats)
+
+    def _on_dead(self) -> None:
+        self._progress.gone()
+        # What the engine held is gone with it; the last gauges would say otherwise for ever.
+        last = self.metrics.stats
+        self.metrics.update(msgspec.structs.replace(last, running=0, waiting=0, kv_used=0, kv_cached=0))
+
+    # --------------------------------------------------------------- properties
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the started engine said of itself."""
+        return self._started().ready.result()
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's latest gauges and totals."""
+        return EngineStats() if self._link is None else self._link.stats
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None for a model without one (``random:``): its prompts are token ids, its text is ""."""
+        return self._text.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._text.chat_template
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        return self._text.generation
+
+    @property
+    def model_name(self) -> str:
+        return self._text.name
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
+    @property
+    def errored(self) -> bool:
+        """True once the engine has died."""
+        return self._link is not None and self._link.error is not None
+
+    @property
+    def is_running(self) -> bool:
+        return self._admission is not None and not self.errored
+
+    def progress(self) -> Health:
+        """Whether the engine is idle, busy, stuck or dead, with the ages of its last signs."""
+        return self._progress.check(now_ns())
+
+    # --------------------------------------------------------------------- text
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
+        """Token ids of ``text``, made in a thread. Raises `InvalidRequest`."""
+        await self.start()
+        return await self._text_pool().encode(text, add_special_tokens=add_special_tokens)
+
+    async def render_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> RenderedPrompt:
+        """The prompt of a chat by the checkpoint's template, and its token ids. Raises `InvalidRequest`."""
+        await self.start()
+        if self.chat_template is None:
+            raise InvalidRequest(
+                f"model {self.model_name!r} has no chat template: use plain completions", param="messages"
+            )
+        return await self._text_pool().render_and_encode(messages, **template_kwargs)
+
+    def _text_pool(self) -> TextPool:
+        if self._pool is None or self.tokenizer is None:
+            raise InvalidRequest(
+                f"model {self.model_name!r} has no tokenizer: give the prompt as token ids", param="prompt"
+            )
+        return self._pool
+
+    # ----------------------------------------------------------------- requests
+
+    def open(
+        self,
+        prompt: array[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        timeline: Timeline | None = None,
+        salt: str = "",
+        priority: int = 0,
+    ) -> Generation:
+        """Send a request to the engine; its ``n`` answers go in one message and may start in the same step.
+
+        ``prompt`` is uint32 token ids. ``timeline`` holds what was stamped on the way here; ``salt`` separates
+        prefix caches; of two waiting requests the one with the lower ``priority`` goes first. The caller must read
+        the `Generation` to its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`, `EngineDead`.
+        """
+        link = self._started()
+        assert self._admission is not None
+        if self._draining:
+            raise EngineDraining("the server is shutting down and takes no new requests: try another one")
+        if timeline is None:
+            timeline = Timeline()
+        if not timeline.times:
+            timeline.stamp(Mark.TOKENIZED)
+        try:
+            requests = self._admission.admit(prompt, params, timeline=timeline, salt=salt, priority=priority)
+        except InvalidRequest:
+            self.metrics.refused()
+            raise
+        generation = Generation(
+            link,
+            requests,
+            params,
+            tokenizer=self.tokenizer,
+            metrics=self.metrics,
+            request_id=request_id,
+            timeline=timeline,
+        )
+        self._idle.clear()
+        self._progress.submitted(now_ns())
+        link.submit(requests, generation)
+        return generation
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As vLLM's: a stream of cumulative outputs, the last with ``finished``. Closing the generator (leaving the
+        loop over it, cancelling its task) aborts the request. Raises what `open` and a `Generation` raise."""
+        timeline = Timeline()
+        timeline.stamp(Mark.RECEIVED)
+        await self.start()
+        timeline.stamp(Mark.PARSED)
+        params = default_params(self.generation_config) if sampling_params is None else sampling_params
+        text, ids = split_prompt(prompt)
+        timeline.stamp(Mark.TEMPLATED)
+        tokens = await self.encode(text) if ids is None and text is not None else token_ids(ids or ())
+        timeline.stamp(Mark.TOKENIZED)
+        generation = self.open(tokens, params, request_id=request_id, timeline=timeline, priority=priority)
+        so_far = Accumulator(generation.id, text, tokens, params.n, self.tokenizer)
+        self._named.setdefault(generation.id, []).append(generation)
+        try:
+            async for delta in generation:
+                so_far.add(delta)
+                metrics = generation.timings() if so_far.finished else None
+                yield so_far.output(cached_tokens=generation.cached_tokens, metrics=metrics)
+        finally:
+            generation.cancel()
+            self._forget_name(generation)
+
+    def _forget_name(self, generation: Generation) -> None:
+        same = self._named[generation.id]
+        same.remove(generation)
+        if not same:
+            del self._named[generation.id]
+
+    async def abort(self, request_id: str | Sequence[str]) -> None:
+        """End what `generate` runs under this id (all of it, if the id is shared); unknown ids are ignored."""
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            for generation in self._named.get(name, ()):
+                generation.cancel()
+
+    # ---------------------------------------------------------------------- end
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no new requests from now on and wait for the running ones; True when none is left."""
+        self._draining = True
+        if self._link is None:
+            return True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        return self._link.live == 0
+
+    async def shutdown(self) -> None:
+        """Stop the engine; whatever still runs raises `EngineDead`. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._pool is not None:
+            self._pool.close()
+        if self._link is not None:
+            self._link.fail("it was shut down")
+            await asyncio.to_thread(self._link.handle.stop, _STOP_S)
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    def _started(self) -> EngineLink:
+        if self._link is None or self._admission is None:
+            raise RuntimeError("AsyncLLM is not started: await its start() first")
+        if self._link.error is not None:
+            raise EngineDead(str(self._link.error))
+        return self._link
+
+    async def _watch_engine(self, link: EngineLink) -> None:
+        while link.error is None:
+            await asyncio.sleep(_WATCH_S)
+            link.check()
+
+
+def _start_engine(args: EngineArgs, in_process: bool) -> EngineHandle:
+    from firsttoken.engine.launch import start_process, start_thread
+
+    return start_thread(args) if in_process else start_process(args)
+
+
+AsyncLLMEngine = AsyncLLM
+AsyncEngineArgs = EngineArgs

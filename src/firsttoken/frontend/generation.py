@@ -1,0 +1,244 @@
+"""One caller's request while it runs: its ``n`` answers merged into one asynchronous stream of deltas."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from firsttoken.core.clock import NS_PER_S
+from firsttoken.core.errors import EngineDead, FirstTokenError, InvalidRequest
+from firsttoken.core.request import EngineRequest
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.frontend.answer import Answer, Delta
+from firsttoken.frontend.link import EngineLink
+from firsttoken.frontend.times import RequestTimes
+from firsttoken.transport.messages import Refused, RequestDelta
+
+if TYPE_CHECKING:
+    from firsttoken.observability.metrics import FrontendMetrics
+    from firsttoken.text.tokenizer import Tokenizer
+
+__all__ = ["Delta", "Generation", "GenerationFailed"]
+
+
+class GenerationFailed(FirstTokenError):
+    """The engine could not go on with this one request; HTTP answers 500. The engine lives."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Generation:
+    """An asynchronous iterator of `Delta`, for one consumer, on the event loop that opened it.
+
+    Each answer's last delta has a ``finish_reason``; after the last answer's the iteration stops. What the engine
+    sends is only noted when it comes; text is made in the consumer's own task, so no caller waits for another's
+    detokenising. Tokens that pile up behind a slow consumer are merged into one delta per answer; their number is
+    bounded by ``max_tokens``.
+
+    The iteration raises `InvalidRequest` when the engine refused the request, `GenerationFailed` when it failed in
+    the engine, and `EngineDead` when the engine stopped; what arrived before is given first.
+    """
+
+    def __init__(
+        self,
+        link: EngineLink,
+        requests: list[EngineRequest],
+        params: SamplingParams,
+        *,
+        tokenizer: Tokenizer | None,
+        metrics: FrontendMetrics,
+        request_id: str | None = None,
+        timeline: Timeline,
+    ) -> None:
+        self.id = request_id if request_id is not None else f"req-{secrets.token_hex(12)}"
+        self.prompt_tokens = len(requests[0].prompt) // 4
+        self.completion_tokens = 0
+        self.timeline = timeline
+        self.params = params
+        self._link = link
+        self._metrics = metrics
+        stop_ids = frozenset(requests[0].stop_ids)
+        self._answers = [Answer(index, params, stop_ids, tokenizer) for index in range(len(requests))]
+        # Engine ids of the answers whose last delta has not come yet. Their order is the answers'.
+        self._live = {request.id: index for index, request in enumerate(requests)}
+        self._pending: list[tuple[int, RequestDelta, int]] = []
+        self._ready: deque[Delta] = deque()
+        self._unfinished = len(requests)
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._times = RequestTimes(timeline)
+        self._last_ns = [0] * len(requests)  # when each answer's latest tokens arrived
+        self._ended = False
+
+    # ------------------------------------------------------------ for the caller
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while True:
+            if self._ready:
+                return self._ready.popleft()
+            if self._pending:
+                self._collect()
+            elif self._error is not None:
+                raise self._error
+            elif self._unfinished == 0:
+                raise StopAsyncIteration
+            else:
+                await self._wait()
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache; known once the first delta came."""
+        return self._times.cached_tokens
+
+    @property
+    def finished(self) -> bool:
+        """True when nothing more will come from the engine: all answers ended, or an error waits to be raised."""
+        return self._error is not None or not self._live
+
+    def cancel(self) -> None:
+        """End all unfinished answers now, here and in the engine. The iteration then gives what had arrived, with
+        ``finish_reason`` "abort". Idempotent; does nothing after the end."""
+        if not self._live:
+            return
+        live, self._live = self._live, {}
+        self._link.abort(list(live))
+        now = self.timeline.stamp(Mark.FINISHED) if 0 in live.values() else self._last_ns[0]
+        for engine_id, index in live.items():
+            self._pending.append((index, RequestDelta(engine_id, [], finish_reason="abort"), now))
+        self._observe_end(now)
+        self._wake()
+
+    def timings(self) -> dict[str, Any]:
+        """The account of time of answer 0 so far; see `observability.account.timings`."""
+        return self._times.timings()
+
+    # ------------------------------------------------ from the engine (a `Sink`)
+
+    def deliver(self, delta: RequestDelta, ns: int) -> None:
+        index = self._live[delta.id]
+        if delta.finish_reason is not None:
+            del self._live[delta.id]
+        self._pending.append((index, delta, ns))
+        if self._waiter is not None:
+            self._wake()
+
+    def refuse(self, refusal: Refused) -> None:
+        self._live.pop(refusal.id, None)
+        self._metrics.refused()
+        self._fail(InvalidRequest(refusal.message, param=refusal.param, code=refusal.code))
+
+    def die(self, error: EngineDead) -> None:
+        self._live.clear()
+        self._fail(EngineDead(str(error)))
+
+    # -------------------------------------------------------------------- inside
+
+    async def _wait(self) -> None:
+        if self._waiter is not None:
+            raise RuntimeError(f"request {self.id} has a consumer already: a Generation is for one")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        """End with ``error``: raised once what has arrived is consumed. Answers that still run are aborted."""
+        if self._error is None:
+            self._error = error
+            live, self._live = list(self._live), {}
+            self._link.abort(live)
+            self._observe_end(self.timeline.stamp(Mark.FINISHED))
+        self._wake()
+
+    def _collect(self) -> None:
+        """Turn what has arrived into deltas, one for each answer that gained something."""
+        pending, self._pending = self._pending, []
+        if len(pending) == 1:
+            self._take(pending[0][0], pending)
+            return
+        groups: dict[int, list[tuple[int, RequestDelta, int]]] = {}
+        for item in pending:
+            groups.setdefault(item[0], []).append(item)
+        for index, items in groups.items():
+            self._take(index, items)
+
+    def _take(self, index: int, items: list[tuple[int, RequestDelta, int]]) -> None:
+        answer = self._answers[index]
+        if answer.finish_reason is not None:
+            return  # a stop string ended it while these were on their way
+        for _, delta, ns in items:
+            self._note_arrival(index, delta, ns)
+        last, ns = items[-1][1], items[-1][2]
+        reason = last.finish_reason
+        if reason == "error":
+            self._fail(GenerationFailed(last.error or "the engine gave no reason"))
+            reason = None
+        tokens, logprobs = _merged(items)
+        if tokens or reason is not None:
+            made = answer.push(tokens, logprobs, reason, last.stop_reason)
+            self.completion_tokens += len(made.token_ids)
+            self._ready.append(made)
+            if made.finish_reason is not None:
+                self._finish(index, engine_ended=reason is not None, ns=ns)
+
+    def _note_arrival(self, index: int, delta: RequestDelta, ns: int) -> None:
+        if index == 0:
+            self._times.note(delta, ns)
+        count = len(delta.tokens)
+        if not count:
+            return
+        before = self._last_ns[index]
+        self._last_ns[index] = ns
+        if before:
+            self._metrics.token_gap((ns - before) / NS_PER_S)
+        elif not self._started(index):
+            self._metrics.first_token((ns - self.timeline.times[0]) / NS_PER_S)
+        for _ in range(count - 1):
+            self._metrics.token_gap(0.0)  # they came together
+
+    def _started(self, index: int) -> bool:
+        """True when another answer had its first token before: TTFT is the request's, counted once."""
+        return any(ns for other, ns in enumerate(self._last_ns) if other != index)
+
+    def _finish(self, index: int, *, engine_ended: bool, ns: int) -> None:
+        """The answer has its last delta: free what it held in the engine, and close the books."""
+        self._unfinished -= 1
+        if not engine_ended:
+            for engine_id, live_index in self._live.items():
+                if live_index == index:
+                    del self._live[engine_id]
+                    self._link.abort([engine_id])
+                    break
+        if index == 0:
+            self._times.finish(ns)
+        if self._unfinished == 0:
+            self._observe_end(ns)
+
+    def _observe_end(self, ns: int) -> None:
+        if not self._ended:
+            self._ended = True
+            self._metrics.request_done((ns - self.timeline.times[0]) / NS_PER_S)
+
+
+def _merged(items: list[tuple[int, RequestDelta, int]]) -> tuple[list[int], Any]:
+    """Tokens and log-probabilities of consecutive deltas of one answer."""
+    first = items[0][1]
+    if len(items) == 1:
+        return first.tokens, first.logprobs
+    tokens = [token for _, delta, _ in items for token in delta.tokens]
+    if all(delta.logprobs is None for _, delta, _ in items):
+        return tokens, None
+    return tokens, [entry for _, delta, _ in items for entry in delta.logprobs or ()]

@@ -1,0 +1,163 @@
+"""The front end's side of one engine: who waits for which request, what the engine last said, whether it lives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, InvalidStateError
+from typing import Protocol
+
+from firsttoken.core.clock import now_ns
+from firsttoken.core.errors import EngineDead
+from firsttoken.core.request import EngineRequest
+from firsttoken.transport.channel import ChannelClosed, ClientEnd
+from firsttoken.transport.messages import (
+    Abort,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    FromEngine,
+    Ready,
+    Refused,
+    RequestDelta,
+    StepOutputs,
+    Submit,
+)
+
+
+class EngineHandle(Protocol):
+    """A started engine, in a thread or a process; see `firsttoken.engine.launch`."""
+
+    @property
+    def client(self) -> ClientEnd: ...
+
+    def alive(self) -> bool: ...
+
+    def stop(self, timeout_s: float) -> None: ...
+
+
+class Sink(Protocol):
+    """Who waits for requests. Called where the channel delivers (the event loop, or the reader's thread), so these
+    must only note what came and wake their owner."""
+
+    def deliver(self, delta: RequestDelta, ns: int) -> None: ...
+
+    def refuse(self, refusal: Refused) -> None: ...
+
+    def die(self, error: EngineDead) -> None: ...
+
+
+class EngineLink:
+    """Routes the engine's messages to the sinks of its live requests.
+
+    Invariant: an id is in the table from before its Submit is sent until its last delta, its refusal, its abort or
+    the engine's death; each of these happens at most once, so no sink is told about an end twice.
+    """
+
+    def __init__(self, handle: EngineHandle) -> None:
+        self.handle = handle
+        self.ready: Future[EngineInfo] = Future()
+        self.stats = EngineStats()
+        self.error: EngineDead | None = None
+        self.on_idle: Callable[[], None] = _nothing  # no request is left
+        self.on_stats: Callable[[EngineStats], None] = _ignore
+        self.on_dead: Callable[[], None] = _nothing
+        self._sinks: dict[int, Sink] = {}
+
+    @property
+    def live(self) -> int:
+        """Requests that the engine still works on."""
+        return len(self._sinks)
+
+    def listen(self) -> None:
+        """Start to receive; within a running event loop everything then happens on that loop."""
+        self.handle.client.listen(self._on_message, self._on_close)
+
+    def submit(self, requests: list[EngineRequest], sink: Sink) -> None:
+        """Send requests in one message, to start together. Raises `EngineDead`."""
+        for request in requests:
+            self._sinks[request.id] = sink
+        # Looked at after the table was filled: a death noticed by another thread either sees these or is seen here.
+        if self.error is None:
+            try:
+                self.handle.client.send(Submit(requests))
+            except (ChannelClosed, OSError):
+                self.fail("the channel to it is closed")
+        if self.error is not None:
+            for request in requests:
+                self._sinks.pop(request.id, None)
+            raise EngineDead(str(self.error))
+
+    def abort(self, ids: Collection[int]) -> None:
+        """Forget these requests and end them in the engine; ids that have ended already are left alone."""
+        live = [request_id for request_id in ids if self._sinks.pop(request_id, None) is not None]
+        if live and self.error is None:
+            try:
+                self.handle.client.send(Abort(live))
+            except (ChannelClosed, OSError):
+                self.fail("the channel to it is closed")
+        if live and not self._sinks:
+            self.on_idle()
+
+    def check(self) -> None:
+        """Notice a death that the channel did not report."""
+        if self.error is None and not self.handle.alive():
+            self.fail("it ended without a word")
+
+    def fail(self, why: str) -> None:
+        """The engine is gone: tell everyone who waits, once."""
+        if self.error is not None:
+            return
+        self.error = EngineDead(f"the engine stopped: {why}")
+        with contextlib.suppress(InvalidStateError):  # it may have been ready
+            self.ready.set_exception(self.error)
+        sinks = {id(sink): sink for sink in list(self._sinks.values())}
+        self._sinks.clear()
+        for sink in sinks.values():
+            sink.die(self.error)
+        self.on_dead()
+        self.on_idle()
+
+    def _on_message(self, message: FromEngine) -> None:
+        if isinstance(message, StepOutputs):
+            self._on_step(message)
+        elif isinstance(message, Refused):
+            sink = self._sinks.pop(message.id, None)
+            if sink is not None:
+                sink.refuse(message)
+                self._after_end()
+        elif isinstance(message, Ready):
+            self.ready.set_result(message.info)
+        elif isinstance(message, Failed):
+            self.fail(message.message)
+
+    def _on_step(self, step: StepOutputs) -> None:
+        self.stats = step.stats
+        self.on_stats(step.stats)
+        ns = now_ns()
+        ended = False
+        for delta in step.deltas:
+            if delta.finish_reason is None:
+                sink = self._sinks.get(delta.id)
+            else:
+                sink = self._sinks.pop(delta.id, None)
+                ended = True
+            if sink is not None:  # else it was aborted here while this was on its way
+                sink.deliver(delta, ns)
+        if ended:
+            self._after_end()
+
+    def _after_end(self) -> None:
+        if not self._sinks:
+            self.on_idle()
+
+    def _on_close(self) -> None:
+        self.fail("its end of the channel was closed")
+
+
+def _nothing() -> None:
+    """The default for callbacks that nobody set."""
+
+
+def _ignore(_: EngineStats) -> None:
+    """The same, of stats."""

@@ -1,0 +1,324 @@
+"""`LLM`: many prompts in, their outputs back, one process, no asyncio. Names and behaviour follow vLLM's class."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from firsttoken.checkpoint.model_config import GenerationConfig
+from firsttoken.core.engine_args import DEFAULT_MODEL, EngineArgs
+from firsttoken.core.errors import EngineDead, InvalidRequest
+from firsttoken.core.outputs import RequestOutput
+from firsttoken.core.request import EngineRequest
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.frontend.admission import Admission, token_ids
+from firsttoken.frontend.answer import Answer
+from firsttoken.frontend.generation import GenerationFailed
+from firsttoken.frontend.link import EngineHandle, EngineLink
+from firsttoken.frontend.loading import ModelText, load_text
+from firsttoken.frontend.outputs import Accumulator, default_params
+from firsttoken.frontend.prompts import Prompt, split_prompt, split_prompts
+from firsttoken.frontend.times import RequestTimes
+from firsttoken.text.chat_template import ChatTemplate
+from firsttoken.text.tokenizer import Tokenizer
+from firsttoken.transport.messages import EngineInfo, EngineStats, Refused, RequestDelta
+
+# How often a wait looks whether the engine still lives, should its channel not say so.
+_CHECK_S = 0.5
+_STOP_S = 5.0
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Arrival = tuple[RequestDelta, int] | Refused | EngineDead
+
+
+class LLM:
+    """An engine on a thread of this process::
+
+        with LLM("smollm2") as llm:
+            llm.generate(["The capital of France is"], SamplingParams(temperature=0))
+
+    ``options`` are the fields of `EngineArgs`. Raises `CheckpointError` for a model that cannot be read, `EngineDead`
+    when the engine could not start. May be used from several threads at once.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+        from firsttoken.engine.launch import start_thread
+
+        args = EngineArgs(model=model, **options)
+        handle = start_thread(args)
+        try:
+            text = load_text(args)
+        except BaseException:
+            handle.stop(_STOP_S)
+            raise
+        self._connect(handle, text, args.seed)
+
+    @classmethod
+    def from_handle(
+        cls,
+        handle: EngineHandle,
+        *,
+        tokenizer: Tokenizer | None = None,
+        chat_template: ChatTemplate | None = None,
+        generation_config: GenerationConfig | None = None,
+        seed: int | None = 0,
+    ) -> LLM:
+        """The same around an engine that was started elsewhere; it is stopped with this object."""
+        llm = cls.__new__(cls)
+        text = ModelText("", tokenizer, chat_template, generation_config or GenerationConfig())
+        llm._connect(handle, text, seed)
+        return llm
+
+    def _connect(self, handle: EngineHandle, text: ModelText, seed: int | None) -> None:
+        self._text = text
+        self._link = EngineLink(handle)
+        self._stop = weakref.finalize(self, _stop, self._link)
+        # On a thread of its own: within a running event loop (a notebook) the channel would deliver to that loop,
+        # which the caller is about to block.
+        listening = threading.Thread(target=self._link.listen, name="firsttoken-listen")
+        listening.start()
+        listening.join()
+        try:
+            self.info: EngineInfo = self._wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        self._admission = Admission(self.info, text.generation, has_tokenizer=text.tokenizer is not None, seed=seed)
+
+    def _wait_ready(self) -> EngineInfo:
+        while True:
+            try:
+                return self._link.ready.result(_CHECK_S)
+            except TimeoutError:
+                self._link.check()
+
+    # ----------------------------------------------------------------- generate
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = False
+    ) -> list[RequestOutput]:
+        """One output for each prompt, in their order.
+
+        ``prompts``: text, token ids, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, or a list of these.
+        ``sampling_params``: one for all, one for each, or None for the checkpoint's defaults. All prompts are checked
+        before any is started. ``use_tqdm`` shows progress on stderr. Raises `InvalidRequest`, `GenerationFailed` when
+        a request failed in the engine, `EngineDead`.
+        """
+        items = split_prompts(prompts)
+        params = self._params_for(len(items), sampling_params)
+        jobs = []
+        for number, (item, one) in enumerate(zip(items, params, strict=True)):
+            timeline = Timeline()
+            timeline.stamp(Mark.TEMPLATED)
+            text, ids = split_prompt(item)
+            tokens = self._encode(text) if ids is None and text is not None else token_ids(ids or ())
+            jobs.append(self._job(number, text, tokens, one, timeline))
+        return self._run(jobs, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = False,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for one conversation, or several, by the checkpoint's chat template. Raises as `generate`."""
+        several = bool(messages) and not isinstance(messages[0], dict)
+        conversations: list[Any] = list(messages) if several else [messages]
+        params = self._params_for(len(conversations), sampling_params)
+        template, tokenizer = self._text.chat_template, self.get_tokenizer()
+        if template is None:
+            raise InvalidRequest(f"model {self.info.model!r} has no chat template: use generate", param="messages")
+        jobs = []
+        for number, (conversation, one) in enumerate(zip(conversations, params, strict=True)):
+            timeline = Timeline()
+            timeline.stamp(Mark.PARSED)
+            text = template.render(
+                list(conversation),
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            timeline.stamp(Mark.TEMPLATED)
+            tokens = tokenizer.encode(text, add_special_tokens=False)  # the template writes its own
+            jobs.append(self._job(number, text, tokens, one, timeline))
+        return self._run(jobs, use_tqdm)
+
+    # ------------------------------------------------------------------- others
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises `InvalidRequest` for a model without one (``random:``)."""
+        if self._text.tokenizer is None:
+            raise InvalidRequest(
+                f"model {self.info.model!r} has no tokenizer: give prompts as token ids", param="prompt"
+            )
+        return self._text.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when it is given none."""
+        return default_params(self._text.generation)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's latest gauges and totals."""
+        return self._link.stats
+
+    def close(self) -> None:
+        """Stop the engine. Idempotent; also happens when the object is dropped or the program ends."""
+        self._stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------- inside
+
+    def _encode(self, text: str) -> array[int]:
+        return self.get_tokenizer().encode(text)
+
+    def _params_for(self, count: int, given: Params) -> list[SamplingParams]:
+        if given is None:
+            return [self.get_default_sampling_params()] * count
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise InvalidRequest(
+                f"{len(given)} sampling parameters for {count} prompts: give one for all or one for each",
+                param="sampling_params",
+            )
+        return list(given)
+
+    def _job(
+        self, number: int, text: str | None, tokens: array[int], params: SamplingParams, timeline: Timeline
+    ) -> _Job:
+        timeline.stamp(Mark.TOKENIZED)
+        requests = self._admission.admit(tokens, params, timeline=timeline)
+        tokenizer = self._text.tokenizer
+        stop_ids = frozenset(requests[0].stop_ids)
+        return _Job(
+            number,
+            requests,
+            [Answer(index, params, stop_ids, tokenizer) for index in range(params.n)],
+            Accumulator(str(number), text, tokens, params.n, tokenizer),
+            RequestTimes(timeline),
+        )
+
+    def _run(self, jobs: list[_Job], show: bool) -> list[RequestOutput]:
+        batch = _Batch(self._link, jobs)
+        with _progress(len(jobs), show) as advance:
+            try:
+                for _ in batch.finished():
+                    advance()
+            finally:
+                batch.abort()
+        return [job.output() for job in jobs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One prompt of a call, with its ``n`` answers."""
+
+    number: int
+    requests: list[EngineRequest]
+    answers: list[Answer]
+    so_far: Accumulator
+    times: RequestTimes
+
+    def output(self) -> RequestOutput:
+        return self.so_far.output(cached_tokens=self.times.cached_tokens, metrics=self.times.timings())
+
+
+class _Batch:
+    """The requests of one call: a `Sink` that queues what comes for the caller's thread, which makes the text."""
+
+    def __init__(self, link: EngineLink, jobs: list[_Job]) -> None:
+        self._link = link
+        self._live = {request.id: (job, index) for job in jobs for index, request in enumerate(job.requests)}
+        self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self._requests = [request for job in jobs for request in job.requests]
+
+    def deliver(self, delta: RequestDelta, ns: int) -> None:
+        self._arrivals.put((delta, ns))
+
+    def refuse(self, refusal: Refused) -> None:
+        self._arrivals.put(refusal)
+
+    def die(self, error: EngineDead) -> None:
+        self._arrivals.put(error)
+
+    def finished(self) -> Iterator[_Job]:
+        """Start all requests, in one message; yields each job when its last answer has ended."""
+        if self._requests:
+            self._link.submit(self._requests, self)
+        while self._live:
+            try:
+                arrival = self._arrivals.get(timeout=_CHECK_S)
+            except queue.Empty:
+                self._link.check()
+                continue
+            if isinstance(arrival, EngineDead):
+                raise EngineDead(str(arrival))
+            if isinstance(arrival, Refused):
+                job, _ = self._live[arrival.id]
+                raise InvalidRequest(f"prompt {job.number}: {arrival.message}", param=arrival.param, code=arrival.code)
+            gained = self._take(*arrival)
+            if gained is not None and gained.so_far.finished:
+                yield gained
+
+    def abort(self) -> None:
+        """End what has not ended: the caller was interrupted, or one of its requests was at fault."""
+        live, self._live = list(self._live), {}
+        self._link.abort(live)
+
+    def _take(self, delta: RequestDelta, ns: int) -> _Job | None:
+        """The job whose answer gained something; None when a stop string had ended the answer before."""
+        found = self._live.get(delta.id)
+        if found is None:
+            return None
+        job, index = found
+        if delta.finish_reason == "error":
+            raise GenerationFailed(f"prompt {job.number}: {delta.error or 'the engine gave no reason'}")
+        made = job.answers[index].push(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_reason)
+        job.so_far.add(made)
+        if index == 0:
+            job.times.note(delta, ns)
+        if made.finish_reason is not None:
+            del self._live[delta.id]
+            if delta.finish_reason is None:
+                self._link.abort([delta.id])
+            if index == 0:
+                job.times.finish(ns)
+        return job
+
+
+@contextmanager
+def _progress(total: int, show: bool) -> Iterator[Any]:
+    """Gives a function to call for each finished prompt."""
+    if not show:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    with Progress(
+        *Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)
+    ) as bar:
+        task = bar.add_task("prompts", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _stop(link: EngineLink) -> None:
+    link.fail("it was closed")
+    link.handle.stop(_STOP_S)

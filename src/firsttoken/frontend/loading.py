@@ -1,0 +1,38 @@
+"""The front end's share of a model: its name, its tokenizer, its chat template, its defaults. No weights, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from firsttoken.checkpoint.locate import open_checkpoint
+from firsttoken.checkpoint.model_config import GenerationConfig
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.text.chat_template import ChatTemplate
+from firsttoken.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ModelText:
+    """``tokenizer`` is None for a model that has none (``random:``): its prompts are token ids and its text is "".
+    ``chat_template`` is None when the checkpoint brings none: chat is then refused."""
+
+    name: str
+    tokenizer: Tokenizer | None = None
+    chat_template: ChatTemplate | None = None
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+
+
+def load_text(args: EngineArgs, *, tokenizer: Tokenizer | None = None) -> ModelText:
+    """Open the checkpoint that ``args.model`` names; ``tokenizer`` replaces the checkpoint's own.
+
+    Raises `CheckpointError`.
+    """
+    checkpoint = open_checkpoint(args.model, offline=args.offline)
+    spec = checkpoint.tokenizer
+    if tokenizer is None and spec is not None:
+        tokenizer = Tokenizer.build(spec)
+    template = None
+    if checkpoint.chat_template is not None:
+        bos, eos = (spec.bos_token, spec.eos_token) if spec is not None else (None, None)
+        template = ChatTemplate(checkpoint.chat_template, bos, eos)
+    return ModelText(args.served_model_name or checkpoint.name, tokenizer, template, checkpoint.generation)

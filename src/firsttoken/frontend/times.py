@@ -1,0 +1,51 @@
+"""What one request's first answer tells about time: its timeline joined with the engine's part, and its counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.observability.account import timings
+from firsttoken.transport.messages import RequestDelta
+
+
+class RequestTimes:
+    """Collects from the deltas of answer 0. Times are ns of the one clock (`core.clock`)."""
+
+    __slots__ = ("_sent", "cached_tokens", "preemptions", "timeline", "token_times")
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.token_times: list[int] = []  # when each token arrived
+        self._sent = timeline.stamps()
+
+    def note(self, delta: RequestDelta, ns: int) -> None:
+        """Take what ``delta``, which arrived at ``ns``, says besides its tokens.
+
+        The engine may send its stamps in pieces or at the end, with or without the front end's own before them.
+        """
+        if delta.stamps:
+            own = len(self._sent)
+            repeats = own > 0 and delta.stamps[:own] == self._sent
+            self.timeline.extend(delta.stamps[own:] if repeats else delta.stamps)
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        self.preemptions = max(self.preemptions, delta.preemptions)
+        self.token_times += [ns] * len(delta.tokens)
+
+    def finish(self, ns: int) -> None:
+        """The last tokens arrived at ``ns``, and their text is known now."""
+        if self.timeline.first(Mark.FINISHED) is None:  # ended on this side, by a stop string or the caller
+            self.timeline.stamp(Mark.FINISHED, ns)
+        self.timeline.stamp(Mark.DELIVERED, ns)
+        self.timeline.stamp(Mark.DETOKENIZED)
+
+    def timings(self) -> dict[str, Any]:
+        """The account of time so far; see `observability.account.timings`."""
+        return timings(
+            self.timeline,
+            cached_tokens=self.cached_tokens,
+            preemptions=self.preemptions,
+            token_times=self.token_times,
+        )
