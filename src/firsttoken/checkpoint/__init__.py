@@ -1,1 +1,1 @@
-"""Finding, fetching and reading model files: folders, GGUF, hub repositories, aliases. Torch-free, bounded, no pickle."""
+"""Finding, fetching and reading model files: folder, GGUF, hub, alias, ``random:``. Torch-free, bounded, no pickle."""

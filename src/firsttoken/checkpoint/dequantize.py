@@ -14,7 +14,7 @@ from firsttoken.checkpoint.gguf import SUPPORTED_TYPES
 from firsttoken.core.errors import CheckpointError
 
 # Rows are converted in pieces of about this many elements, so that temporaries stay in the cache.
-CHUNK_ELEMENTS = 1 << 18
+CHUNK_ELEMENTS = 1 << 16
 
 
 def dequantize(raw: Bytes, type: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
@@ -24,7 +24,9 @@ def dequantize(raw: Bytes, type: str, shape: tuple[int, ...]) -> npt.NDArray[np.
     `ValueError` when ``raw`` does not hold exactly ``shape``.
     """
     if type not in SUPPORTED_TYPES:
-        raise CheckpointError(f"cannot convert tensors stored as {type}; known are {', '.join(sorted(SUPPORTED_TYPES))}")
+        raise CheckpointError(
+            f"cannot convert tensors stored as {type}; known are {', '.join(sorted(SUPPORTED_TYPES))}"
+        )
     kind = GGMLQuantizationType[type]
     block, block_bytes = GGML_QUANT_SIZES[kind]
     count = prod(shape)

@@ -137,7 +137,9 @@ def _read_rope(file: GGUFFile, arch: str, config: ModelConfig) -> RopeConfig:
     factor = meta.number(f"{prefix}.scaling.factor", default=meta.number(f"{prefix}.scale_linear", default=1.0))
     if ROPE_FACTORS in file.tensors:
         if kind not in ("none", "linear") or factor not in (0.0, 1.0):
-            raise meta.fail(ROPE_FACTORS, f"comes with rope scaling {kind!r} by {factor}, together they are unsupported")
+            raise meta.fail(
+                ROPE_FACTORS, f"comes with rope scaling {kind!r} by {factor}, together they are unsupported"
+            )
         return _rope_from_factors(file, theta, config.head_dim)
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return RopeConfig(theta=theta)
@@ -245,7 +247,8 @@ def _numbers_a_token(meta: GGUFMetadata, key: str, count: int) -> list[Any]:
     values = meta.numbers(key)
     if len(values) != count:
         raise meta.fail(key, f"has {len(values)} values for {count} tokens: the file is damaged")
-    return values.tolist()
+    listed: list[Any] = values.tolist()
+    return listed
 
 
 def _token_id(meta: GGUFMetadata, name: str, count: int) -> int | None:

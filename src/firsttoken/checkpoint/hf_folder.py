@@ -1,0 +1,54 @@
+"""A folder in Hugging Face layout as a `Checkpoint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.checkpoint.fingerprint import fingerprint_files
+from firsttoken.checkpoint.hf_config import read_config, read_generation
+from firsttoken.checkpoint.hf_tokenizer import (
+    TOKENIZER_FILE,
+    read_chat_template,
+    read_tokenizer,
+    read_tokenizer_config,
+)
+from firsttoken.checkpoint.json_files import JSONObject, read_object
+from firsttoken.checkpoint.safetensors_files import SafetensorsFiles
+from firsttoken.core.errors import CheckpointError
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+
+
+def read_folder_config(folder: Path) -> JSONObject:
+    """The folder's ``config.json``; raises `CheckpointError` when it has none."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"has no {CONFIG_FILE}: a model folder holds {CONFIG_FILE}, {TOKENIZER_FILE} and safetensors files",
+            file=str(folder),
+        )
+    return read_object(path)
+
+
+def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
+    """Open a model folder, served as ``name`` (default: the folder's own name). Raises `CheckpointError`."""
+    source = read_folder_config(folder)
+    config = read_config(source)
+    tokenizer_config = read_tokenizer_config(folder)
+    tokenizer, tokenizer_eos = read_tokenizer(folder, tokenizer_config)
+    generation_path = folder / GENERATION_FILE
+    generation = read_object(generation_path) if generation_path.is_file() else JSONObject(str(generation_path), {})
+    tensors = SafetensorsFiles(folder)
+    return Checkpoint(
+        name=name or folder.resolve().name,
+        source="folder",
+        path=str(folder),
+        config=config,
+        generation=read_generation(source, generation, tokenizer_eos),
+        tokenizer=tokenizer,
+        chat_template=read_chat_template(folder, tokenizer_config),
+        fingerprint=fingerprint_files("folder", [folder / CONFIG_FILE, *tensors.paths]),
+        tensors=tensors,
+    )

@@ -1,0 +1,89 @@
+"""Fetching a model folder from a Hugging Face hub, through `huggingface_hub`."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+from firsttoken.checkpoint.hf_config import read_config
+from firsttoken.checkpoint.hf_folder import read_folder_config
+from firsttoken.checkpoint.progress import OnProgress, Progress
+from firsttoken.core.errors import CheckpointError
+
+REPOSITORY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+TEXT_FILES = ["*.json", "*.jinja"]
+WEIGHT_FILES = ["*.safetensors"]
+# Other copies of the same weights.
+IGNORED_FILES = ["*/*", "consolidated*.safetensors"]
+
+
+def fetch_repository(
+    repository: str,
+    *,
+    cache: Path | None = None,
+    offline: bool = False,
+    endpoint: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> Path:
+    """The folder of a snapshot of ``repository`` (``owner/name``, its main branch).
+
+    Only safetensors, JSON and Jinja files are fetched, and the weights only after ``config.json`` was found to be
+    one that can be served. Files go to ``cache / "hub"``, or where `huggingface_hub` keeps them when it is None.
+    ``offline`` uses what was fetched before. Raises `CheckpointError`.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    options: dict[str, Any] = {
+        "cache_dir": None if cache is None else cache / "hub",
+        "local_files_only": offline,
+        "endpoint": endpoint,
+        "ignore_patterns": IGNORED_FILES,
+        "tqdm_class": _progress_bar(repository, on_progress),
+    }
+    try:
+        folder = Path(snapshot_download(repository, allow_patterns=TEXT_FILES, **options))
+        read_config(read_folder_config(folder))
+        # The snapshot's folder is named by its commit: both calls must see the same one.
+        return Path(
+            snapshot_download(repository, revision=folder.name, allow_patterns=TEXT_FILES + WEIGHT_FILES, **options)
+        )
+    except LocalEntryNotFoundError as error:
+        reason = "was not fetched before, and offline mode was asked for" if offline else "cannot be reached"
+        raise CheckpointError(f"{reason}: {_first_line(error)}", file=repository) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        advice = "check the name" if status == 404 else "log in with `hf auth login` if it is gated or private"
+        raise CheckpointError(f"the hub answers {status}: {advice} ({_first_line(error)})", file=repository) from error
+    except (HFValidationError, OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"cannot be fetched ({_first_line(error)})", file=repository) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:300]
+
+
+def _progress_bar(repository: str, on_progress: OnProgress | None) -> type[Any]:
+    """A progress bar class that draws nothing and hands the bytes on, even when drawing bars is disabled."""
+    from huggingface_hub.utils import tqdm
+
+    class Reporter(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts_bytes = kwargs.get("unit") == "B"
+            self._done = int(kwargs.get("initial") or 0)
+            super().__init__(*args, **{**kwargs, "file": io.StringIO()})
+
+        def display(self, *args: Any, **kwargs: Any) -> None:
+            return
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._done += int(n or 0)
+            if on_progress is not None and self._counts_bytes:
+                on_progress(Progress("download", repository, self._done, int(self.total) if self.total else None))
+            shown: bool | None = super().update(n)
+            return shown
+
+    return Reporter
