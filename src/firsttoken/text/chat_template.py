@@ -1,0 +1,111 @@
+"""A checkpoint's chat template: from messages to the prompt's text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError, meta
+
+from firsttoken.core.errors import CheckpointError, InvalidRequest
+from firsttoken.text.messages import normalize_messages
+from firsttoken.text.template_sandbox import Budget, TemplateEnvironment, TemplateLimit, TemplateRaised
+
+MAX_SOURCE = 256 << 10
+"""Characters of a template; the longest in use are a tenth of it."""
+
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "chat_template"})
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+# What a render may cost, fixed and by what it is given; an ordinary template uses about a tenth of it.
+_ROUNDS, _ROUNDS_PER_MESSAGE, _CHARACTERS_PER_ROUND = 20_000, 200, 8
+_TIME_NS, _TIME_NS_PER_MESSAGE, _TIME_NS_PER_CHARACTER = 80_000_000, 100_000, 10
+
+
+class ChatTemplate:
+    """Compiled once, rendered from any thread. The checkpoint's own template is the only one ever run.
+
+    Raises `CheckpointError` when ``source`` is not a template that can be run (syntax, an unknown filter, too long).
+    ``reads`` holds the names of the variables that the template looks at.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+        unk_token: str | None = None,
+    ) -> None:
+        if len(source) > MAX_SOURCE:
+            raise CheckpointError(
+                f"the template has {len(source)} characters; the limit is {MAX_SOURCE}", field="chat_template"
+            )
+        self._environment = TemplateEnvironment()
+        try:
+            self.reads = frozenset(meta.find_undeclared_variables(self._environment.parse(source)))
+            self._template = self._environment.from_string(source)
+        except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
+            raise CheckpointError(f"the template cannot be used: {error}", field="chat_template") from error
+        self._constants = {
+            name: token or ""
+            for name, token in zip(_SPECIAL, (bos_token, eos_token, pad_token, unk_token), strict=True)
+        }
+        self._knows_developer = "developer" in source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for ``messages`` (see `normalize_messages` for what is accepted).
+
+        ``kwargs`` are the caller's ``chat_template_kwargs``: variables for the template (``enable_thinking``). Raises
+        `InvalidRequest` when the messages are not well-formed, when the template refuses them, or when it wants
+        more work than a conversation of this size needs.
+        """
+        self._check_kwargs(kwargs)
+        if tools and "tools" not in self.reads:
+            raise InvalidRequest("tools: this model's chat template does not support tools", param="tools")
+        plain = normalize_messages(messages, developer=self._knows_developer)
+        variables = {
+            **self._constants,
+            **kwargs,
+            "messages": plain,
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        self._environment.begin(_budget(plain, tools))
+        try:
+            return self._template.render(variables)
+        except TemplateRaised as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+        except TemplateLimit as error:
+            raise InvalidRequest(f"the messages cannot be rendered: {error}", param="messages") from error
+        except Exception as error:  # templates run arbitrary expressions on what the caller sent
+            raise InvalidRequest(
+                f"the chat template failed on these messages: {type(error).__name__}: {str(error)[:500]}",
+                param="messages",
+            ) from error
+        finally:
+            self._environment.end()
+
+    def _check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        for name in kwargs:
+            if name in _RESERVED or name in self._constants or name in self._environment.globals:
+                raise InvalidRequest(
+                    f"chat_template_kwargs.{name} cannot be set by a request",
+                    param=f"chat_template_kwargs.{name}",
+                )
+
+
+def _budget(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Budget:
+    characters = sum(len(message["content"]) for message in messages)
+    items = len(messages) + 10 * len(tools or ())
+    return Budget(
+        rounds=_ROUNDS + _ROUNDS_PER_MESSAGE * items + characters // _CHARACTERS_PER_ROUND,
+        time_ns=_TIME_NS + _TIME_NS_PER_MESSAGE * items + _TIME_NS_PER_CHARACTER * characters,
+    )

@@ -1,0 +1,121 @@
+"""Text work in threads, so that it never blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from firsttoken.core.clock import now_ns
+from firsttoken.core.errors import InvalidRequest
+from firsttoken.text.chat_template import ChatTemplate
+from firsttoken.text.messages import count_characters
+from firsttoken.text.tokenizer import Tokenizer, check_unicode
+
+LARGE = 64 << 10
+"""Characters from which a text takes the lane for large ones (about 15 ms of tokenising)."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt ready for the engine: its ids as ``array('I')``, and when its text and its ids were known (ns of
+    `core.clock`, for the marks TEMPLATED and TOKENIZED)."""
+
+    text: str
+    ids: array[int]
+    templated_ns: int
+    tokenized_ns: int
+
+
+class TextPool:
+    """Renders and tokenises in ``workers`` threads, and texts of `LARGE` characters or more in one thread of their
+    own, so that a large prompt never makes a small one wait.
+
+    A prompt of more than ``max_chars`` characters is refused before any work is done on it
+    (``max_model_len * tokenizer.max_token_chars`` refuses only what cannot fit). The queue has no bound of its own:
+    what waits in it has been accepted by the server, which bounds the requests it holds. Work whose caller was
+    cancelled before it began is dropped.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, *, workers: int = 2, max_chars: int = 1 << 24
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.max_chars = max_chars
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="text")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="text-large")
+
+    async def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = True,
+        param: str = "prompt",
+    ) -> RenderedPrompt:
+        """Ids of ``text``. Raises `InvalidRequest` naming ``param`` when it is too long or not valid Unicode."""
+        self._check_size(len(text), param)
+        started = now_ns()
+
+        def work() -> RenderedPrompt:
+            check_unicode(text, param=param)
+            ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+            return RenderedPrompt(text, ids, started, now_ns())
+
+        return await self._run(len(text), work)
+
+    async def render_and_encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """The prompt of a chat. The template decides about BOS: the tokenizer adds nothing to what it wrote.
+
+        Raises `InvalidRequest` when the model has no chat template, and as `ChatTemplate.render` does.
+        """
+        template = self.template
+        if template is None:
+            raise InvalidRequest(
+                "this model has no chat template, so it cannot chat; use /v1/completions with a prompt of your own",
+                param="messages",
+                code="no_chat_template",
+            )
+        size = count_characters(messages)
+        self._check_size(size, "messages")
+
+        def work() -> RenderedPrompt:
+            text = template.render(
+                messages, add_generation_prompt=add_generation_prompt, tools=tools, **(template_kwargs or {})
+            )
+            templated = now_ns()
+            self._check_size(len(text), "messages")
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            return RenderedPrompt(text, ids, templated, now_ns())
+
+        return await self._run(size, work)
+
+    async def _run(self, size: int, work: Callable[[], _T]) -> _T:
+        threads = self._large if size >= LARGE else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+    def _check_size(self, size: int, param: str) -> None:
+        if size > self.max_chars:
+            raise InvalidRequest(
+                f"{param} has {size} characters; this model's context cannot hold more than {self.max_chars}",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def close(self) -> None:
+        """Stop the threads; work that has not begun is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._large.shutdown(wait=False, cancel_futures=True)
