@@ -17,7 +17,7 @@ ARGS  ?=
 # Which interpreter makes the environment; empty: the first suitable one found.
 PYTHON ?=
 
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
 
 .PHONY: help serve test lint bench-cpu test-integrations model clean
@@ -81,5 +81,5 @@ $(VENV)/.installed-peers: $(VENV)/.installed-test
 
 $(VENV)-openai2/.installed: Makefile | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)-openai2
-	$(VENV)-openai2/bin/python -m pip install --quiet --disable-pip-version-check 'openai>=2,<3'
+	$(VENV)-openai2/bin/python -m pip install -qq --disable-pip-version-check 'openai>=2,<3'
 	@touch $@

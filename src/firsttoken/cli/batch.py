@@ -12,24 +12,19 @@ from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.frontend.admission import token_ids
 from firsttoken.frontend.generation import GenerationFailed
+from firsttoken.frontend.outputs import default_params
 
 if TYPE_CHECKING:
     from firsttoken.checkpoint.model_config import GenerationConfig
     from firsttoken.frontend.async_llm import AsyncLLM
 
-_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
 
 def sampling(generation: GenerationConfig, *layers: dict[str, Any]) -> SamplingParams:
-    """The model's own sampling values, each layer over the one before; without any of them greedy."""
-    fields: dict[str, Any] = {"temperature": 0.0}
-    for name in _MODEL_DEFAULTS:
-        value = getattr(generation, name)
-        if value is not None:
-            fields[name] = value
+    """The model's own sampling values, each layer over the one before; where the model has no temperature, greedy."""
+    fields: dict[str, Any] = {} if generation.temperature is not None else {"temperature": 0.0}
     for layer in layers:
         fields.update(layer)
-    return SamplingParams(**fields)
+    return default_params(generation).replace(**fields)
 
 
 async def run_jobs(
@@ -69,9 +64,13 @@ async def run_jobs(
         for index, job in waiting:
             take(index, await _run_job(llm, index, job, defaults, count))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(workers):
-            group.create_task(work())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(work())
+    except BaseExceptionGroup as failures:
+        # The first failure ended the others: it is the one to tell.
+        raise failures.exceptions[0] from None
 
 
 async def _run_job(

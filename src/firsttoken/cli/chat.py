@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", metavar="KEY", help="the server's key (with --url)")
     parser.add_argument("--system", metavar="TEXT", help="the system message, first in the conversation")
     add_log_level(parser, "warning")
-    add_sampling_options(parser)
+    add_sampling_options(parser, max_tokens=MAX_TOKENS)
     add_engine_options(parser, without=_LOCAL_ONLY)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from contextlib import ExitStack
@@ -48,11 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="write one JSON object an answer to this file")
     parser.add_argument("--json", action="store_true", help="one JSON object with all answers on stdout")
     add_log_level(parser, "warning")
-    add_sampling_options(parser)
+    add_sampling_options(parser, max_tokens=MAX_TOKENS)
     add_engine_options(parser, without=("served_model_name", "seed"))
 
 
 def run(options: argparse.Namespace) -> int:
+    import asyncio
+
     if options.chat and options.input is not None:
         raise ConfigError('--chat goes with --prompt: in --input, a line with "messages" is a chat')
     defaults = {"max_tokens": MAX_TOKENS, **sampling_fields(options)}

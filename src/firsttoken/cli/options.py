@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from firsttoken.core.engine_args import DEFAULT_MODEL, EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.sampling_params import SamplingParams
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -32,7 +32,7 @@ def size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: write bytes, or a number with KiB, MiB, GiB")
-    number, unit, binary = match.groups()
+    number, unit, binary = match.groups(default="")
     decimal = text.strip().lower().endswith("b") and not binary
     value = int(float(number) * (1000 if decimal else 1024) ** _POWERS[unit.lower()])
     if value <= 0:
@@ -85,13 +85,13 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "served_model_name": Option("name that clients use for the model (default: the model's own)", metavar="NAME"),
     "device": Option("where to compute (default: auto, a GPU if there is one)", choices=("auto", "cpu", "cuda")),
     "dtype": Option(
-        "type of activations and unpacked weights (default: auto)", choices=("auto", "float32", "bfloat16", "float16")
+        "type of activations and unpacked weights (default: auto)", choices=("auto", "float32", "bfloat16")
     ),
     "quantization": Option(
         "none: weights in full; packed: in the forms that are fastest here (default: auto)",
         choices=("auto", "none", "packed"),
     ),
-    "kv_dtype": Option("type of the KV cache (default: auto)", choices=("auto", "float32", "bfloat16", "float16")),
+    "kv_dtype": Option("type of the KV cache (default: auto)", choices=("auto", "float32", "bfloat16")),
     "max_model_len": Option("longest prompt and answer together (default: the model's)", positive_int, "TOKENS"),
     "max_num_seqs": Option("requests computed at the same time (default: 64)", positive_int, "N"),
     "kv_memory": Option("memory of the KV cache, as in 2GiB (default: by what is free)", size, "SIZE"),
@@ -144,6 +144,9 @@ def add_log_level(parser: argparse.ArgumentParser, default: str) -> None:
 
 # ---------------------------------------------------------------- sampling
 
+# Where parsed sampling values lie: "seed" is a field of both structs.
+_SAMPLING = "sampling_"
+
 SAMPLING_OPTIONS: dict[str, Option] = {
     "max_tokens": Option("longest answer", positive_int, "TOKENS"),
     "temperature": Option("0 takes the likeliest token (default: the model's own, else 0)", float, "T"),
@@ -160,23 +163,26 @@ SAMPLING_OPTIONS: dict[str, Option] = {
 }
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Options that become fields of `SamplingParams`; not given means the model's default."""
+def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    """Options that become fields of `SamplingParams`; not given means the model's default, and ``max_tokens``."""
     group = parser.add_argument_group("sampling")
     for name, option in SAMPLING_OPTIONS.items():
-        _add_option(group, name, option)
+        if name == "max_tokens":
+            option = replace(option, help=f"{option.help} (default: {max_tokens})")
+        _add_option(group, name, option, dest=_SAMPLING + name)
 
 
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
     """The sampling fields that were given, by `SamplingParams`' names. Raises `InvalidRequest` for a wrong value."""
-    fields = {name: getattr(options, name) for name in SAMPLING_OPTIONS if hasattr(options, name)}
+    given = vars(options)
+    fields = {name: given[_SAMPLING + name] for name in SAMPLING_OPTIONS if _SAMPLING + name in given}
     SamplingParams(**fields)
     return fields
 
 
-def _add_option(group: argparse._ArgumentGroup, name: str, option: Option) -> None:
+def _add_option(group: argparse._ArgumentGroup, name: str, option: Option, *, dest: str | None = None) -> None:
     flag = "--" + name.replace("_", "-")
-    common: dict[str, Any] = {"help": option.help, "default": argparse.SUPPRESS}
+    common: dict[str, Any] = {"help": option.help, "default": argparse.SUPPRESS, "dest": dest or name}
     if option.parse is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
     elif name == "stop":

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firsttoken.checkpoint.model_config import GenerationConfig
+from firsttoken.cli.main import main
+from firsttoken.engine.stub import Fault
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_prompts_are_answered_in_order(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "one", "--prompt", "two"]) == 0
+    assert capsys.readouterr().out == "[1] ONE\n[2] TWO\n"
+
+
+def test_a_single_answer_is_bare(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "some-model", "--prompt", "hello", "--threads", "1"]) == 0
+    assert capsys.readouterr().out == "HELLO\n"
+    assert (stub.args[0].model, stub.args[0].threads) == ("some-model", 1)
+
+
+def test_chat_goes_through_the_template(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--chat", "--prompt", "hi"]) == 0
+    assert capsys.readouterr().out.strip() == "USER:HI"
+
+
+def test_json_is_one_object_with_header(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "ab", "--prompt", "c", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(o["text"], o["token_ids"], o["finish_reason"]) for o in told["outputs"]] == [
+        ("AB", [65, 66], "stop"),
+        ("C", [67], "stop"),
+    ]
+    assert {"command", "date", "commit", "versions", "device", "model", "dtype", "quantization", "kv_dtype"} <= set(
+        told
+    )
+
+
+def test_sampling_flags_reach_the_engine(stub: Any) -> None:
+    flags = ["--max-tokens", "3", "--temperature", "0.5", "--top-k", "4", "--seed", "9", "--stop", "Z", "--ignore-eos"]
+    assert main(["generate", "--prompt", "abcdef", *flags]) == 0
+    params = stub.requests[0].params
+    assert (params.max_tokens, params.temperature, params.top_k, params.seed) == (3, 0.5, 4, 9)
+    assert params.stops == ("Z",)
+    assert stub.EOS not in stub.requests[0].stop_ids
+
+
+def test_without_flags_greedy_or_the_models_own(stub: Any) -> None:
+    assert main(["generate", "--prompt", "a"]) == 0
+    assert stub.requests[0].params.temperature == 0
+    stub.generation = GenerationConfig(eos_token_ids=(stub.EOS,), temperature=0.6, top_p=0.9)
+    assert main(["generate", "--prompt", "a"]) == 0
+    assert (stub.requests[1].params.temperature, stub.requests[1].params.top_p) == (0.6, 0.9)
+
+
+def test_a_file_of_jobs(stub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(
+        '{"prompt": "a much longer one", "id": "x"}\n'
+        '{"prompt": [104, 105], "max_tokens": 1}\n'
+        '{"messages": [{"role": "user", "content": "yo"}], "temperature": 1.5}\n'
+        '{"prompt": "b", "n": 2}\n'
+    )
+    assert main(["generate", "--input", str(source), "--output", str(target), "--max-tokens", "100"]) == 0
+    assert capsys.readouterr().out == ""
+    done = lines(target)
+    assert [(d["prompt_index"], d["index"], d["text"]) for d in done] == [
+        (0, 0, "A MUCH LONGER ONE"),
+        (1, 0, "H"),
+        (2, 0, "USER:YO\n"),
+        (3, 0, "B"),
+        (3, 1, "B"),
+    ]
+    assert done[0]["id"] == "x"
+    assert done[1]["finish_reason"] == "length"
+    assert {r.params.temperature for r in stub.requests} == {0.0, 1.5}
+
+
+def test_many_jobs_keep_their_order(stub: Any, tmp_path: Path) -> None:
+    stub.options = {"max_num_seqs": 4}
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    # Uneven lengths, so that later jobs end before earlier ones.
+    prompts = [f"{'x' * (i * 7 % 23)}{i}" for i in range(60)]
+    source.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    assert main(["generate", "--input", str(source), "--output", str(target)]) == 0
+    assert [d["text"] for d in lines(target)] == [prompt.upper() for prompt in prompts]
+
+
+def test_a_refused_job_spares_the_others(stub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a"}\n{"prompt": [9999]}\n{"prompt": "b"}\n')
+    assert main(["generate", "--input", str(source), "--json"]) == 1
+    outputs = json.loads(capsys.readouterr().out)["outputs"]
+    assert [o.get("text") for o in outputs] == ["A", None, "B"]
+    assert "9999" in outputs[1]["error"]
+
+
+def test_a_job_that_fails_in_the_engine(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.script = lambda request: (
+        [Fault("logits were not finite")] if stub.prompt_text(request) == "bad" else stub.say("ok")
+    )
+    assert main(["generate", "--prompt", "bad", "--prompt", "good"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "[2] ok\n"
+    assert "prompt 1: " in shown.err
+    assert "not finite" in shown.err
+
+
+def test_a_dead_engine_ends_with_1(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.script = lambda request: [Fault("out of memory", fatal=True)]
+    assert main(["generate", "--prompt", "a", "--prompt", "b"]) == 1
+    assert "out of memory" in capsys.readouterr().err
+
+
+def test_an_engine_that_cannot_start(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.options = {"fail_start": "no such file"}
+    assert main(["generate", "--prompt", "a"]) == 1
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_bad_input_computes_nothing(stub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a"}\n{"prompt": 1}\n')
+    assert main(["generate", "--input", str(source), "--output", str(target)]) == 2
+    assert "line 2" in capsys.readouterr().err
+    assert not stub.args
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--input", "missing.jsonl"],
+        ["--prompt", "a", "--output", "/no/such/folder/out"],
+        ["--prompt", "a", "--top-p", "2"],
+        ["--input", "x", "--chat"],
+    ],
+)
+def test_bad_usage(flags: list[str], stub: Any) -> None:
+    assert main(["generate", *flags]) == 2
+    assert not stub.args
+
+
+def test_the_engine_is_stopped_at_the_end(stub: Any) -> None:
+    assert main(["generate", "--prompt", "a"]) == 0
+    assert not stub.engines[0].alive()

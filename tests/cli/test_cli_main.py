@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from firsttoken.checkpoint import pull as checkpoint_pull
+from firsttoken.cli import main as cli
+from firsttoken.cli import report
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.errors import CheckpointError, ConfigError, InvalidRequest
+from firsttoken.version import __version__
+
+
+def test_help_is_quick_and_loads_no_engine() -> None:
+    code = (
+        "import sys\nfrom firsttoken.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'torch', 'numpy', 'asyncio', 'starlette', 'tokenizers', 'rich'} & sys.modules.keys()\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+        took.append(time.perf_counter() - began)
+        assert done.returncode == 0, done.stderr
+        assert "serve" in done.stdout
+    # About 0.1 s on an idle core; the bound leaves room for a busy one and none for importing torch.
+    assert min(took) < 0.5
+
+
+@pytest.mark.parametrize("command", [command.NAME for command in cli.COMMANDS])
+def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "--help"])
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: firsttoken {command}" in text
+    assert max(map(len, text.splitlines())) <= 118
+
+
+@pytest.mark.parametrize("argv", [[], ["fly"], ["generate"], ["generate", "--prompt", "x", "--input", "y"]])
+def test_bad_usage_exits_with_2(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(argv)
+    assert exit_.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("port 99999 is too high"), 2),
+        (InvalidRequest("top_p must be at most 1"), 2),
+        (CheckpointError("cut short", file="m.gguf"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_become_exit_codes(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoint_pull, "pull", fail)
+    assert cli.main(["pull"]) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert str(error) in shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(checkpoint_pull, "pull", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["pull"])
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_version_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"command", "date", "commit", "versions"} <= told.keys()
+    assert told["versions"]["firsttoken"] == __version__
+    assert told["versions"]["torch"]
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    code = (
+        "import sys\nfrom firsttoken.cli import main, version\n"
+        "version.run = lambda options: print('x' * 2_000_000, flush=True) or 0\n"
+        "sys.exit(main.main(['version']))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.wait(30) == 1
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_header_tells_the_engines_values() -> None:
+    head = report.header(EngineArgs(model="m", device="cpu"), command="bench", batch=8)
+    assert head["command"] == "bench"
+    assert (head["model"], head["device"], head["dtype"], head["quantization"]) == ("m", "cpu", "auto", "auto")
+    assert head["device_name"]
+    assert head["batch"] == 8
+
+
+def test_commit_is_none_outside_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr(report, "__file__", f"{tmp_path}/a/b/c/report.py")
+    assert report.commit() is None
