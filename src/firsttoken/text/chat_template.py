@@ -59,14 +59,16 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for ``messages`` (see `normalize_messages` for what is accepted).
 
-        ``kwargs`` are the caller's ``chat_template_kwargs``: variables for the template (``enable_thinking``). Raises
-        `InvalidRequest` when the messages are not well-formed, when the template refuses them, or when it wants
-        more work than a conversation of this size needs.
+        ``template_kwargs`` are the caller's ``chat_template_kwargs``: variables for the template
+        (``enable_thinking``), never the template itself or what it is given here. Raises `InvalidRequest` when the
+        messages are not well-formed, when the template refuses them, or when it wants more work than a conversation
+        of this size needs.
         """
+        kwargs = template_kwargs or {}
         self._check_kwargs(kwargs)
         if tools and "tools" not in self.reads:
             raise InvalidRequest("tools: this model's chat template does not support tools", param="tools")

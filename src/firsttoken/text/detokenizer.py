@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 _REPLACEMENT = "\ufffd"
-_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
@@ -27,11 +26,11 @@ class ByteDetokenizer:
     section 3.9), the same for any split. ``strip_start`` drops one leading space of the whole text.
     """
 
-    __slots__ = ("_decode", "_strip_start", "_table")
+    __slots__ = ("_pending", "_strip_start", "_table")
 
     def __init__(self, table: Mapping[int, bytes], *, strip_start: bool = False) -> None:
         self._table = table
-        self._decode = _new_utf8_decoder("replace").decode
+        self._pending = b""  # the first bytes of a character that is not whole yet: at most three
         self._strip_start = strip_start
 
     def push(self, ids: Sequence[int]) -> str:
@@ -39,10 +38,14 @@ class ByteDetokenizer:
         if self._strip_start and raw:
             self._strip_start = False
             raw = raw.removeprefix(b" ")
-        return self._decode(raw)
+        if self._pending:
+            raw = self._pending + raw
+        text, used = utf_8_decode(raw, "replace", False)
+        self._pending = raw[used:]
+        return text
 
     def finish(self) -> str:
-        return self._decode(b"", True)
+        return self._pending.decode("utf-8", "replace")
 
 
 class WindowDetokenizer:

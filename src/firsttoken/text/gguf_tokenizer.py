@@ -28,6 +28,14 @@ def build_backend(vocabulary: GGUFVocabulary) -> tuple[Backend, bool]:
             file=vocabulary.file or None,
             field="tokenizer.ggml.token_type",
         )
+    for field in ("bos_id", "eos_id", "unk_id"):
+        index = getattr(vocabulary, field)
+        if index is not None and not 0 <= index < len(vocabulary.tokens):
+            raise CheckpointError(
+                f"{field} {index} is outside the vocabulary of {len(vocabulary.tokens)} tokens",
+                file=vocabulary.file or None,
+                field="tokenizer.ggml",
+            )
     if vocabulary.kind == "gpt2":
         backend, add_bos = _byte_level(vocabulary)
     elif vocabulary.kind == "llama":

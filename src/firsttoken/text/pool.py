@@ -94,7 +94,7 @@ class TextPool:
 
         def work() -> RenderedPrompt:
             text = template.render(
-                messages, add_generation_prompt=add_generation_prompt, tools=tools, **(template_kwargs or {})
+                messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
             )
             templated = now_ns()
             self._check_size(len(text), "messages")

@@ -57,7 +57,9 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         _mark_special(backend, spec.special_tokens)
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        names = spec.gguf.tokens if spec.gguf else _names(backend)
+        self._names: Sequence[str | None] = names
+        self.vocab_size = len(names)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         bos_id, eos_id = (spec.gguf.bos_id, spec.gguf.eos_id) if spec.gguf else (None, None)
@@ -144,7 +146,7 @@ class Tokenizer:
     def _spell_token(self, token: int) -> bytes:
         if token < 0:
             raise InvalidRequest(f"token id {token} is negative; ids run from 0 to {self.vocab_size - 1}")
-        spelling = self._backend.id_to_token(token)
+        spelling = self._names[token] if token < self.vocab_size else None
         if spelling is None:  # beyond the vocabulary, or a gap in it
             return b""
         if self._spell is None:
@@ -167,7 +169,7 @@ class Tokenizer:
     @cached_property
     def max_token_chars(self) -> int:
         """Characters of the longest token: a text of more than n times as many cannot fit in n tokens."""
-        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+        return max((len(name) for name in self._names if name is not None), default=1)
 
 
 def check_unicode(text: str, *, param: str) -> None:
@@ -233,13 +235,23 @@ def _token_id(backend: Backend, name: str, token: str | None, index: int | None)
 
 def _affixes(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the tokenizer's own post-processor puts before and after a text."""
-    bare = backend.encode("a", add_special_tokens=False).ids
-    full = backend.encode("a", add_special_tokens=True).ids
-    extra = len(full) - len(bare)
-    for start in range(extra + 1):
-        if full[start : start + len(bare)] == bare:
-            return tuple(full[:start]), tuple(full[start + len(bare) :])
-    raise CheckpointError("the post-processor rewrites the text it is given; only adding tokens is supported")
+    full = backend.encode("a", add_special_tokens=True)
+    text = [index for index, added in enumerate(full.special_tokens_mask) if not added]
+    if (
+        full.ids[slice(text[0], text[-1] + 1) if text else slice(0)]
+        != backend.encode("a", add_special_tokens=False).ids
+    ):
+        raise CheckpointError("the post-processor rewrites the text it is given; only adding tokens is supported")
+    return (tuple(full.ids[: text[0]]), tuple(full.ids[text[-1] + 1 :])) if text else (tuple(full.ids), ())
+
+
+def _names(backend: Backend) -> list[str | None]:
+    """Every id's spelling; None where an id has none."""
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    names: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+    for name, index in vocabulary.items():
+        names[index] = name
+    return names
 
 
 def _with(affix: tuple[int, ...], token: int | None, wanted: bool) -> tuple[int, ...]:
