@@ -1,0 +1,226 @@
+"""Paged attention in torch's fast CPU operations: one gather, then ``baddbmm``, softmax and ``bmm``.
+
+Rows that compute one token are batched; each longer chunk is computed alone, in tiles of queries that stop at their
+own last key. ``scaled_dot_product_attention`` is not used: with bfloat16 and one query it is many times slower on the
+CPU than the same sum by ``bmm``.
+
+All indices are made once a step, for layer 0; the pool's per-layer views make them valid for every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from firsttoken.kernels.paged_attention.params import AttentionParams, AttentionSpec, QKNorm, Segment
+from firsttoken.kernels.paged_attention.pool import KVPool
+
+# Batched rows are padded to the longest of their group. A further group costs about as much time as reading this
+# many padded blocks.
+PADDED_BLOCKS = 64
+QUERY_TILE = 128
+# Bound on the score matrix of one tile, in elements: what keeps a long context's memory in check.
+MAX_SCORES = 1 << 24
+
+
+class AttentionContext:
+    """One step's view of the KV pool: where each token is written, and which tiles each row reads.
+
+    Build once a step with `build`; the model calls `begin` once and `attend` once a layer. Invariant: in every block
+    that a row holds, slots past the row's length hold finite numbers, so that their masked weights (exactly zero) can
+    not turn into NaN. The pool starts as zeros, and a block that a step begins but does not fill is zeroed first.
+    """
+
+    __slots__ = ("_chunks", "_groups", "_num_tokens", "_pool", "_rotation", "_write_rows")
+
+    def __init__(self, pool: KVPool, groups: list[_DecodeGroup], chunks: list[_Chunk], write_rows: Tensor) -> None:
+        self._pool = pool
+        self._groups = groups
+        self._chunks = chunks
+        self._write_rows = write_rows
+        self._num_tokens = write_rows.shape[0] // (2 * pool.format.kv_heads)
+        self._rotation: Tensor | None = None
+
+    @classmethod
+    def build(cls, pool: KVPool, segments: Sequence[Segment]) -> AttentionContext:
+        """``segments`` in the order of the step's token rows. Raises ValueError when a block table is too short."""
+        if not segments:
+            raise ValueError("a step needs at least one segment")
+        block_tokens = pool.format.block_tokens
+        for segment in segments:
+            if segment.block_table.shape[0] * block_tokens < segment.end:
+                raise ValueError(
+                    f"a block table of {segment.block_table.shape[0]} blocks cannot hold {segment.end} tokens "
+                    f"({block_tokens} a block): append blocks before the step"
+                )
+        _zero_begun_blocks(pool, segments)
+        rows, singles, chunks = 0, [], []
+        for segment in segments:
+            if segment.count == 1:
+                singles.append((rows, segment))
+            else:
+                chunks.append(_Chunk(pool, segment, rows))
+            rows += segment.count
+        groups = [_DecodeGroup(pool, group) for group in _group_by_length(singles, block_tokens)]
+        return cls(pool, groups, chunks, _write_rows(pool, segments))
+
+    def begin(self, spec: AttentionSpec, positions: Tensor) -> None:
+        """Make the step's rotation: ``positions`` int64 ``[T]``, one for each token row."""
+        if positions.shape[0] != self._num_tokens:
+            raise ValueError(f"the segments hold {self._num_tokens} tokens, got {positions.shape[0]} positions")
+        angles = spec.rope.rotation(positions).unsqueeze(1)
+        heads = spec.num_heads + 2 * spec.num_kv_heads
+        # One multiplication serves q (with the softmax scale folded in), k and v (which is not rotated).
+        rotation = torch.ones(len(positions), heads, spec.head_dim // 2, dtype=torch.complex64, device=positions.device)
+        rotation[:, : spec.num_heads] = angles * spec.scale
+        rotation[:, spec.num_heads : spec.num_heads + spec.num_kv_heads] = angles
+        self._rotation = rotation
+
+    def attend(self, layer: AttentionParams, qkv: Tensor) -> Tensor:
+        """``qkv [T, (Hq + 2 Hkv) * D]``, the raw projection with q and k in pair order -> ``[T, Hq * D]``."""
+        assert self._rotation is not None, "begin() comes before attend()"
+        spec, pool = layer.spec, self._pool
+        heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
+        wide = heads.float()
+        if layer.qk_norm is not None:
+            wide = _normalise(wide, spec, layer.qk_norm)
+        pairs = torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2))
+        rotated = torch.view_as_real(pairs * self._rotation).flatten(-2).to(pool.storage.dtype)
+        new = rotated[:, spec.num_heads :].reshape(-1, spec.head_dim)
+        pool.token_rows[layer.layer].index_copy_(0, self._write_rows, new)
+        tiles = pool.tile_rows[layer.layer]
+        if len(self._groups) == 1 and not self._chunks and self._groups[0].in_order:
+            return self._groups[0].attend(spec, tiles, rotated[:, : spec.num_heads]).to(qkv.dtype)
+        out = torch.empty(qkv.shape[0], spec.num_heads * spec.head_dim, dtype=qkv.dtype, device=qkv.device)
+        for group in self._groups:
+            out[group.rows] = group.attend(spec, tiles, rotated[group.rows, : spec.num_heads]).to(out.dtype)
+        for chunk in self._chunks:
+            chunk.attend(spec, tiles, rotated[:, : spec.num_heads], out)
+        return out
+
+
+class _DecodeGroup:
+    """Rows that compute one token each, padded to the same number of blocks.
+
+    A row is padded with its own last block, never with another's: what is masked is also never a stranger's data.
+    """
+
+    __slots__ = ("count", "in_order", "mask", "rows", "tiles")
+
+    def __init__(self, pool: KVPool, members: list[tuple[int, Segment]]) -> None:
+        f = pool.format
+        indices = [row for row, _ in members]
+        self.count = len(members)
+        self.rows = torch.tensor(indices)
+        self.in_order = indices == list(range(self.count))
+        held = [f.blocks_for(segment.end) for _, segment in members]
+        widest = max(held)
+        tables = torch.stack(
+            [_padded(segment.block_table[:blocks], widest) for (_, segment), blocks in zip(members, held, strict=True)]
+        )
+        # [2, rows, kv_heads, blocks]: the gather gives K and V as contiguous [rows * kv_heads, context, head_dim].
+        self.tiles = _tile_index(pool, tables[None, :, None, :], (2, 1, f.kv_heads, 1))
+        ends = torch.tensor([segment.end for _, segment in members]).repeat_interleave(f.kv_heads)
+        beyond = torch.arange(widest * f.block_tokens) >= ends[:, None, None]
+        self.mask = torch.zeros(beyond.shape, dtype=pool.storage.dtype).masked_fill_(beyond, float("-inf"))
+
+    def attend(self, spec: AttentionSpec, tiles: Tensor, q: Tensor) -> Tensor:
+        """``q [rows, Hq, D]``, rotated and scaled -> ``[rows, Hq * D]``."""
+        batch = self.count * spec.num_kv_heads
+        keys, values = tiles.index_select(0, self.tiles).view(2, batch, -1, spec.head_dim).unbind(0)
+        scores = torch.baddbmm(self.mask, q.reshape(batch, spec.group, spec.head_dim), keys.transpose(1, 2))
+        return torch.bmm(scores.softmax(-1), values).view(self.count, -1)
+
+
+class _Chunk:
+    """Several consecutive tokens of one request: causal among themselves, all of the context before them."""
+
+    __slots__ = ("row", "segment", "tiles", "triangle")
+
+    def __init__(self, pool: KVPool, segment: Segment, row: int) -> None:
+        f = pool.format
+        self.segment = segment
+        self.row = row
+        table = segment.block_table[: f.blocks_for(segment.end)]
+        self.tiles = _tile_index(pool, table[None, None, :], (2, f.kv_heads, 1))
+        size = min(segment.count, QUERY_TILE)
+        self.triangle = torch.full((size, size), float("-inf"), dtype=pool.storage.dtype).triu_(1)
+
+    def attend(self, spec: AttentionSpec, tiles: Tensor, q: Tensor, out: Tensor) -> None:
+        """Fill this chunk's rows of ``out [T, Hq * D]`` from its rows of ``q [T, Hq, D]``."""
+        kv_heads, group, d = spec.num_kv_heads, spec.group, spec.head_dim
+        keys, values = tiles.index_select(0, self.tiles).view(2, kv_heads, -1, d).unbind(0)
+        size = max(16, min(QUERY_TILE, MAX_SCORES // (spec.num_heads * self.segment.end)))
+        for first in range(0, self.segment.count, size):
+            n = min(size, self.segment.count - first)
+            rows = slice(self.row + first, self.row + first + n)
+            end = self.segment.start + first + n
+            queries = q[rows].view(n, kv_heads, group, d).permute(1, 2, 0, 3).reshape(kv_heads, group * n, d)
+            scores = torch.bmm(queries, keys[:, :end].transpose(1, 2))
+            scores.view(kv_heads, group, n, end)[..., end - n :].add_(self.triangle[:n, :n])
+            mixed = torch.bmm(scores.softmax(-1), values[:, :end]).view(kv_heads, group, n, d)
+            out[rows].view(n, kv_heads, group, d).copy_(mixed.permute(2, 0, 1, 3))
+
+
+def _normalise(heads: Tensor, spec: AttentionSpec, norm: QKNorm) -> Tensor:
+    """RMSNorm of the q and k heads of ``heads [T, Hq + 2 Hkv, D]`` float32; v passes through."""
+    hq, hk = spec.num_heads, spec.num_kv_heads
+    square: Tensor = torch.linalg.vector_norm(heads, 2, -1, True).square_()
+    scale = square.mul_(1.0 / spec.head_dim).add_(norm.eps).rsqrt_()
+    scale[:, hq + hk :] = 1.0
+    normed = heads * scale
+    normed[:, :hq] *= norm.q_weight
+    normed[:, hq : hq + hk] *= norm.k_weight
+    return normed
+
+
+def _padded(table: Tensor, width: int) -> Tensor:
+    if table.shape[0] == width:
+        return table
+    return torch.cat((table, table[-1:].expand(width - table.shape[0])))
+
+
+def _tile_index(pool: KVPool, tables: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Index into ``pool.tile_rows``: K and V of every KV head (laid out as ``shape``) of the blocks in ``tables``."""
+    heads = torch.arange(2 * pool.format.kv_heads).view(shape)
+    return (tables * pool.tiles_per_block + heads).flatten()
+
+
+def _write_rows(pool: KVPool, segments: Sequence[Segment]) -> Tensor:
+    """Index into ``pool.token_rows`` for each (token, K or V, KV head), flattened."""
+    f = pool.format
+    blocks, offsets = [], []
+    for segment in segments:
+        positions = torch.arange(segment.start, segment.end)
+        blocks.append(segment.block_table[positions // f.block_tokens])
+        offsets.append(positions % f.block_tokens)
+    tiles = torch.cat(blocks)[:, None] * pool.tiles_per_block + torch.arange(2 * f.kv_heads)
+    return (tiles * f.block_tokens + torch.cat(offsets)[:, None]).flatten()
+
+
+def _zero_begun_blocks(pool: KVPool, segments: Sequence[Segment]) -> None:
+    """Zero each block that this step begins without filling it, whatever an earlier owner left in it."""
+    block_tokens = pool.format.block_tokens
+    begun = [
+        segment.block_table[segment.end // block_tokens]
+        for segment in segments
+        if segment.end % block_tokens and segment.end // block_tokens * block_tokens >= segment.start
+    ]
+    if begun:
+        pool.storage.index_fill_(0, torch.stack(begun), 0)
+
+
+def _group_by_length(singles: list[tuple[int, Segment]], block_tokens: int) -> list[list[tuple[int, Segment]]]:
+    """Split rows so that one long row doesn't make all others pay; within a group the order of rows is kept."""
+    groups: list[list[tuple[int, Segment]]] = []
+    waste = widest = 0
+    for row, segment in sorted(singles, key=lambda single: -single[1].end):
+        blocks = -(-segment.end // block_tokens)
+        waste += widest - blocks
+        if not groups or waste > PADDED_BLOCKS:
+            groups.append([])
+            waste, widest = 0, blocks
+        groups[-1].append((row, segment))
+    return [sorted(group, key=lambda single: single[0]) for group in groups]

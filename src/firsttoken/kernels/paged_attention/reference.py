@@ -1,0 +1,63 @@
+"""Paged attention spelled out in float64, one query token at a time. Slow on purpose: the other forms answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from firsttoken.kernels.paged_attention.params import AttentionParams, Segment
+from firsttoken.kernels.paged_attention.pool import KVPool
+from firsttoken.kernels.rms_norm.reference import rms_norm
+from firsttoken.kernels.rope.reference import apply_rope
+
+
+def attend(pool: KVPool, segments: Sequence[Segment], layer: AttentionParams, qkv: Tensor) -> Tensor:
+    """The same contract as `AttentionContext.attend`: writes K and V into ``pool``, gives float64 ``[T, Hq * D]``."""
+    spec = layer.spec
+    hq, hk, d = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    heads = qkv.view(qkv.shape[0], hq + 2 * hk, d).double()
+    q, k, v = heads[:, :hq], heads[:, hq : hq + hk], heads[:, hq + hk :]
+    if layer.qk_norm is not None:
+        q = rms_norm(q, layer.qk_norm.q_weight, layer.qk_norm.eps)
+        k = rms_norm(k, layer.qk_norm.k_weight, layer.qk_norm.eps)
+    positions = torch.cat([torch.arange(s.start, s.end) for s in segments])
+    q, k = apply_rope(q, positions, spec.rope), apply_rope(k, positions, spec.rope)
+    out = torch.empty(qkv.shape[0], hq * d, dtype=torch.float64)
+    row = 0
+    for segment in segments:
+        for position in range(segment.start, segment.end):
+            _write(pool, segment, layer.layer, position, k[row], v[row])
+            keys, values = _context(pool, segment, layer.layer, position + 1)
+            out[row] = _attend_one(q[row], keys, values, spec.group, spec.scale).flatten()
+            row += 1
+    return out
+
+
+def _slot(pool: KVPool, segment: Segment, position: int) -> tuple[int, int]:
+    block_tokens = pool.format.block_tokens
+    return int(segment.block_table[position // block_tokens]), position % block_tokens
+
+
+def _write(pool: KVPool, segment: Segment, layer: int, position: int, k: Tensor, v: Tensor) -> None:
+    block, offset = _slot(pool, segment, position)
+    pool.storage[block, layer, 0, :, offset] = k.to(pool.storage.dtype)
+    pool.storage[block, layer, 1, :, offset] = v.to(pool.storage.dtype)
+
+
+def _context(pool: KVPool, segment: Segment, layer: int, length: int) -> tuple[Tensor, Tensor]:
+    """K and V ``[length, kv_heads, head_dim]`` of the first ``length`` positions."""
+    slots = [_slot(pool, segment, position) for position in range(length)]
+    keys = torch.stack([pool.storage[block, layer, 0, :, offset] for block, offset in slots])
+    values = torch.stack([pool.storage[block, layer, 1, :, offset] for block, offset in slots])
+    return keys.double(), values.double()
+
+
+def _attend_one(q: Tensor, keys: Tensor, values: Tensor, group: int, scale: float) -> Tensor:
+    """Softmax attention of one token: ``q [Hq, D]`` over ``[length, Hkv, D]`` -> ``[Hq, D]``."""
+    heads = []
+    for head in range(q.shape[0]):
+        weights = torch.softmax(keys[:, head // group] @ q[head] * scale, dim=0)
+        heads.append(weights @ values[:, head // group])
+    return torch.stack(heads)

@@ -1,0 +1,148 @@
+"""What the families share: the tensors of each block, and the decoder layer that is built from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from firsttoken.checkpoint.model_config import ModelConfig
+from firsttoken.kernels.paged_attention import AttentionContext, AttentionParams, AttentionSpec
+from firsttoken.kernels.paged_attention.params import QKNorm
+from firsttoken.kernels.rms_norm import RMSNorm
+from firsttoken.kernels.rope import to_pair_order
+from firsttoken.models.weights import Weights
+from firsttoken.quantization import GatedLinear, Linear, LinearMethod
+from firsttoken.quantization.stored import concatenate
+
+Shape = tuple[int, ...]
+
+
+def attention_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Projections of the attention block, with the biases that the configuration names."""
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    tensors: dict[str, Shape] = {f"self_attn.{name}.weight": (n, config.hidden_size) for name, n in rows.items()}
+    if config.attention_bias:
+        tensors |= {f"self_attn.{name}.bias": (n,) for name, n in rows.items()}
+    tensors["self_attn.o_proj.weight"] = (config.hidden_size, queries)
+    if config.output_bias:
+        tensors["self_attn.o_proj.bias"] = (config.hidden_size,)
+    return tensors
+
+
+def qk_norm_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Norms of each query and key head."""
+    return {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+
+
+def mlp_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """The gated MLP."""
+    wide, narrow = config.intermediate_size, config.hidden_size
+    shapes = {"gate_proj": (wide, narrow), "up_proj": (wide, narrow), "down_proj": (narrow, wide)}
+    tensors: dict[str, Shape] = {f"mlp.{name}.weight": shape for name, shape in shapes.items()}
+    if config.mlp_bias:
+        tensors |= {f"mlp.{name}.bias": shape[:1] for name, shape in shapes.items()}
+    return tensors
+
+
+def norm_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """The two norms before attention and MLP."""
+    return {f"{name}.weight": (config.hidden_size,) for name in ("input_layernorm", "post_attention_layernorm")}
+
+
+class DecoderLayer:
+    """Pre-norm attention and gated MLP around a float32 residual stream, which is updated in place."""
+
+    __slots__ = ("attention", "attention_norm", "down", "gate_up", "mlp_norm", "output", "qkv")
+
+    def __init__(
+        self,
+        attention: AttentionParams,
+        attention_norm: RMSNorm,
+        qkv: Linear,
+        output: Linear,
+        mlp_norm: RMSNorm,
+        gate_up: GatedLinear,
+        down: Linear,
+    ) -> None:
+        self.attention = attention
+        self.attention_norm = attention_norm
+        self.qkv = qkv
+        self.output = output
+        self.mlp_norm = mlp_norm
+        self.gate_up = gate_up
+        self.down = down
+
+    def attend(self, hidden: Tensor, context: AttentionContext) -> Tensor:
+        """``hidden [T, H]`` float32 -> attention's heads ``[T, Hq * D]``, before the output projection."""
+        return context.attend(self.attention, self.qkv(self.attention_norm(hidden)))
+
+    def finish(self, hidden: Tensor, heads: Tensor) -> None:
+        """Add the output projection of ``heads`` and the MLP to ``hidden``."""
+        hidden.add_(self.output(heads))
+        hidden.add_(self.down(self.gate_up(self.mlp_norm(hidden))))
+
+    @property
+    def nbytes(self) -> int:
+        return self.qkv.nbytes + self.output.nbytes + self.gate_up.nbytes + self.down.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBuilder:
+    """Builds the layer ``index`` of a model; families choose its parts."""
+
+    config: ModelConfig
+    weights: Weights
+    method: LinearMethod
+    spec: AttentionSpec
+    index: int
+
+    def layer(self, *, qk_norm: bool = False) -> DecoderLayer:
+        """The layer all present families share, with or without QK norm."""
+        return DecoderLayer(
+            attention=AttentionParams(self.index, self.spec, self._qk_norm() if qk_norm else None),
+            attention_norm=self._norm("input_layernorm"),
+            qkv=self._qkv(),
+            output=self._linear("self_attn.o_proj", self.config.output_bias),
+            mlp_norm=self._norm("post_attention_layernorm"),
+            gate_up=self._gate_up(),
+            down=self._linear("mlp.down_proj", self.config.mlp_bias),
+        )
+
+    def _name(self, name: str) -> str:
+        return f"model.layers.{self.index}.{name}"
+
+    def _norm(self, name: str) -> RMSNorm:
+        weight = self.weights.vector(self._name(f"{name}.weight"))
+        return RMSNorm(weight, self.config.rms_norm_eps, self.method.dtype)
+
+    def _linear(self, name: str, has_bias: bool) -> Linear:
+        bias = self.weights.vector(self._name(f"{name}.bias")) if has_bias else None
+        return self.method.linear(self.weights.matrix(self._name(f"{name}.weight")), bias)
+
+    def _qkv(self) -> Linear:
+        heads = {"q_proj": self.config.num_heads, "k_proj": self.config.num_kv_heads, "v_proj": 0}
+        parts, biases = [], []
+        for name, rotated_heads in heads.items():
+            weight = self.weights.matrix(self._name(f"self_attn.{name}.weight"))
+            if rotated_heads:
+                weight = weight.with_rows(to_pair_order(weight.data, rotated_heads))
+            parts.append(weight)
+            if self.config.attention_bias:
+                bias = self.weights.vector(self._name(f"self_attn.{name}.bias"))
+                biases.append(to_pair_order(bias, rotated_heads) if rotated_heads else bias)
+        return self.method.linear(concatenate(parts), torch.cat(biases) if biases else None)
+
+    def _gate_up(self) -> GatedLinear:
+        names = ("mlp.gate_proj", "mlp.up_proj")
+        weight = concatenate([self.weights.matrix(self._name(f"{name}.weight")) for name in names])
+        bias = None
+        if self.config.mlp_bias:
+            bias = torch.cat([self.weights.vector(self._name(f"{name}.bias")) for name in names])
+        return self.method.gated(weight, bias)
+
+    def _qk_norm(self) -> QKNorm:
+        q, k = (self.weights.vector(self._name(f"self_attn.{name}.weight")) for name in ("q_norm", "k_norm"))
+        return QKNorm(to_pair_order(q, 1), to_pair_order(k, 1), self.config.rms_norm_eps)

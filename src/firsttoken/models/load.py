@@ -1,0 +1,85 @@
+"""From an opened checkpoint to a model ready to run."""
+
+from __future__ import annotations
+
+import torch
+
+# Imported for what they register.
+import firsttoken.models.llama
+import firsttoken.models.qwen2
+import firsttoken.models.qwen3  # noqa: F401
+from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.core.errors import CheckpointError, ConfigError
+from firsttoken.kernels.paged_attention import AttentionSpec
+from firsttoken.kernels.rms_norm import RMSNorm
+from firsttoken.models.blocks import LayerBuilder
+from firsttoken.models.decoder import DecoderModel
+from firsttoken.models.registry import family_of
+from firsttoken.models.rope import rope_table
+from firsttoken.models.tensors import EMBEDDING, FINAL_NORM, HEAD, check_tensors, expected_tensors
+from firsttoken.models.weights import RandomWeights, StoredWeights, Weights
+from firsttoken.quantization import linear_method
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@torch.inference_mode()
+def load_model(
+    checkpoint: Checkpoint, *, device: str, dtype: str, quantization: str, threads: int | None = None
+) -> DecoderModel:
+    """Read, check and pack all weights.
+
+    ``dtype`` "float32" or "bfloat16"; ``quantization`` "none" (weights dequantised to ``dtype``) or "packed" (4-bit
+    weights stay 4-bit for few rows, needs bfloat16); ``threads`` sets torch's compute threads for the process. Raises
+    `ConfigError` for a value that cannot be honoured and `CheckpointError` for tensors that do not fit the config.
+    """
+    if device != "cpu":
+        raise ConfigError(f"device {device!r} is not supported: models run on 'cpu'")
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype!r} is not supported: choose one of {', '.join(DTYPES)}")
+    if threads is not None:
+        if threads < 1:
+            raise ConfigError(f"threads must be 1 or more, got {threads}")
+        torch.set_num_threads(threads)
+    config = checkpoint.config
+    family = family_of(config.architecture)
+    method = linear_method(quantization, DTYPES[dtype])
+    weights = _weights(checkpoint, method.dtype)
+    spec = AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rope=rope_table(config.rope, config.head_dim, config.max_position),
+    )
+    table = weights.matrix(EMBEDDING)
+    head = table if config.tie_word_embeddings else weights.matrix(HEAD)
+    return DecoderModel(
+        config=config,
+        attention=spec,
+        embedding=table.dequantize(method.dtype),
+        layers=[
+            family.build_layer(LayerBuilder(config, weights, method, spec, index)) for index in range(config.num_layers)
+        ],
+        final_norm=RMSNorm(weights.vector(FINAL_NORM), config.rms_norm_eps, method.dtype),
+        head=method.linear(head, None),
+    )
+
+
+def _weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Weights:
+    check_tensors(checkpoint.config, checkpoint.tensors.infos(), checkpoint.path)
+    if checkpoint.source == "random":
+        return RandomWeights(expected_tensors(checkpoint.config), dtype)
+    weights = StoredWeights(checkpoint.tensors)
+    if checkpoint.config.tie_word_embeddings and HEAD in checkpoint.tensors.infos():
+        _check_tied(weights, checkpoint.path)
+    return weights
+
+
+def _check_tied(weights: Weights, path: str) -> None:
+    """Some exports write a tied head out. It may be left unread only because it is the embedding."""
+    if not torch.equal(weights.matrix(HEAD).data, weights.matrix(EMBEDDING).data):
+        raise CheckpointError(
+            "the configuration ties the head to the embedding, but the file's head differs from it",
+            file=path,
+            field=HEAD,
+        )

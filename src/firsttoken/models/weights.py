@@ -1,0 +1,83 @@
+"""Weights by name: read from a checkpoint, or made up for ``random:``."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import zlib
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from firsttoken.checkpoint.checkpoint import TensorSource
+from firsttoken.quantization import StoredTensor
+
+# Made-up weights repeat one run of numbers. Its length is prime, so that no two rows of a matrix line up.
+_RUN = 1_000_003
+
+
+class Weights(Protocol):
+    """Where a model's builders take tensors from. Both raise `CheckpointError` when a number is not finite."""
+
+    def matrix(self, name: str) -> StoredTensor:
+        """A two-dimensional tensor as stored."""
+        ...
+
+    def vector(self, name: str) -> Tensor:
+        """A one-dimensional tensor in float32."""
+        ...
+
+
+class StoredWeights:
+    """Reads from a checkpoint's tensor source; packed matrices stay views of the file until a method takes them."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+        self._infos = source.infos()
+
+    def matrix(self, name: str) -> StoredTensor:
+        info = self._infos[name]
+        with warnings.catch_warnings():
+            # The file is mapped read-only and nothing here writes to it: torch warns about the first only.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            raw = torch.from_numpy(self._source.data(name))
+        tensor = StoredTensor.from_bytes(name, info.type, tuple(info.shape), raw)
+        tensor.check_finite()
+        return tensor
+
+    def vector(self, name: str) -> Tensor:
+        return self.matrix(name).dequantize(torch.float32)
+
+
+class RandomWeights:
+    """Seeded weights for benchmarks: matrices normal with variance 1 / fan-in (embedding 0.02), norms one.
+
+    Each tensor is one run of normal numbers, repeated from a place that its name decides: filling goes at the speed
+    of copying, and does not depend on the order of tensors.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, seed: int = 0) -> None:
+        self._shapes = shapes
+        self._run = torch.randn(_RUN, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+    def matrix(self, name: str) -> StoredTensor:
+        shape = self._shapes[name]
+        std = 0.02 if "embed_tokens" in name else 1.0 / math.sqrt(shape[-1])
+        return StoredTensor.dense(name, self._normal(name, shape, std))
+
+    def vector(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        return torch.ones(shape) if "norm" in name else self._normal(name, shape, 0.02).float()
+
+    def _normal(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
+        run = self._run * std
+        first = zlib.crc32(name.encode()) % _RUN
+        out = torch.empty(math.prod(shape), dtype=run.dtype)
+        head = min(len(out), _RUN - first)
+        out[:head] = run[first : first + head]
+        for begin in range(head, len(out), _RUN):
+            piece = min(_RUN, len(out) - begin)
+            out[begin : begin + piece] = run[:piece]
+        return out.view(shape)

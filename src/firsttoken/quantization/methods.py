@@ -1,0 +1,23 @@
+"""The registry of linear methods by the name that ``--quantization`` takes."""
+
+from __future__ import annotations
+
+import torch
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.quantization.linear import LinearMethod
+from firsttoken.quantization.packed import PackedMethod
+from firsttoken.quantization.unpacked import UnpackedMethod
+
+QUANTIZATIONS = ("none", "packed")
+
+
+def linear_method(quantization: str, dtype: torch.dtype) -> LinearMethod:
+    """The method of that name computing in ``dtype``. Raises `ConfigError` for a name or pair that does not exist."""
+    if quantization == "none":
+        return UnpackedMethod(dtype)
+    if quantization != "packed":
+        raise ConfigError(f"unknown quantization {quantization!r}: choose one of {', '.join(QUANTIZATIONS)}")
+    if dtype != torch.bfloat16:
+        raise ConfigError(f"quantization 'packed' computes in bfloat16, not {dtype}: leave dtype out or use 'none'")
+    return PackedMethod()
