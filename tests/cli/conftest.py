@@ -48,7 +48,7 @@ class Stub:
 
     @staticmethod
     def prompt_text(request: EngineRequest) -> str:
-        return bytes(array("I", request.prompt)).decode()
+        return bytes(list(array("I", request.prompt))).decode()
 
     @staticmethod
     def say(text: str) -> Sequence[int]:
@@ -76,7 +76,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
         llm = AsyncLLM(
             engine,
             tokenizer=Tokenizer.build(_byte_spec()),
-            chat_template=ChatTemplate(TEMPLATE, None, "<end>"),
+            chat_template=ChatTemplate(TEMPLATE, eos_token="<end>"),
             generation_config=state.generation,
             model_name="stub",
         )

@@ -35,8 +35,8 @@ def test_json_is_one_object_with_header(stub: Any, capsys: pytest.CaptureFixture
     assert main(["generate", "--prompt", "ab", "--prompt", "c", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(o["text"], o["token_ids"], o["finish_reason"]) for o in told["outputs"]] == [
-        ("AB", [65, 66], "stop"),
-        ("C", [67], "stop"),
+        ("AB", [65, 66, stub.EOS], "stop"),
+        ("C", [67, stub.EOS], "stop"),
     ]
     assert {"command", "date", "commit", "versions", "device", "model", "dtype", "quantization", "kv_dtype"} <= set(
         told

@@ -108,7 +108,8 @@ class Chat:
         self._note(" · ".join(words))
 
     def _write(self, text: str) -> None:
-        self._console.out(text.translate(_CONTROL), end="", highlight=False)
+        # Past rich, which would expand tabs and wrap words across pieces: the text goes out as the model wrote it.
+        self._console.file.write(text.translate(_CONTROL))
         self._console.file.flush()
 
     def _note(self, text: str) -> None:
