@@ -68,13 +68,13 @@ def _first_line(error: Exception) -> str:
 
 def _progress_bar(repository: str, on_progress: OnProgress | None) -> type[Any]:
     """A progress bar class that draws nothing and hands the bytes on, even when drawing bars is disabled."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     class Reporter(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._counts_bytes = kwargs.get("unit") == "B"
             self._done = int(kwargs.get("initial") or 0)
-            super().__init__(*args, **{**kwargs, "file": io.StringIO()})
+            super().__init__(*args, **{**kwargs, "file": io.StringIO()})  # type: ignore[no-untyped-call]
 
         def display(self, *args: Any, **kwargs: Any) -> None:
             return
