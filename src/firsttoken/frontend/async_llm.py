@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -130,7 +130,10 @@ class AsyncLLM:
         self.metrics.set_info(info)
         if not self._text.name:
             self._text = ModelText(info.model, self.tokenizer, self.chat_template, self.generation_config)
-        self._pool = TextPool(self.tokenizer, self.chat_template, self._text_workers)
+        if self.tokenizer is not None:
+            self._pool = await asyncio.to_thread(
+                _text_pool, self.tokenizer, self.chat_template, self._text_workers, info.max_model_len
+            )
         self._admission = Admission(
             info, self.generation_config, has_tokenizer=self.tokenizer is not None, seed=self._seed
         )
@@ -203,21 +206,29 @@ class AsyncLLM:
     # --------------------------------------------------------------------- text
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
-        """Token ids of ``text``, made in a thread. Raises `InvalidRequest`."""
+        """Token ids of ``text``, made in a thread. Raises `InvalidRequest`, before any work for a text that is too
+        long to fit the model's context."""
         await self.start()
-        return await self._text_pool().encode(text, add_special_tokens=add_special_tokens)
+        rendered = await self._texts().encode(text, add_special_tokens=add_special_tokens)
+        return rendered.ids
 
-    async def render_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> RenderedPrompt:
-        """The prompt of a chat by the checkpoint's template, and its token ids. Raises `InvalidRequest`."""
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> RenderedPrompt:
+        """The prompt of a chat by the checkpoint's template, and its token ids, made in a thread. ``template_kwargs``
+        are variables for the template. Raises `InvalidRequest`, also when the model has no chat template."""
         await self.start()
-        if self.chat_template is None:
-            raise InvalidRequest(
-                f"model {self.model_name!r} has no chat template: use plain completions", param="messages"
-            )
-        return await self._text_pool().render_and_encode(messages, **template_kwargs)
+        return await self._texts().render_and_encode(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
+        )
 
-    def _text_pool(self) -> TextPool:
-        if self._pool is None or self.tokenizer is None:
+    def _texts(self) -> TextPool:
+        if self._pool is None:
             raise InvalidRequest(
                 f"model {self.model_name!r} has no tokenizer: give the prompt as token ids", param="prompt"
             )
@@ -353,6 +364,10 @@ class AsyncLLM:
         while link.error is None:
             await asyncio.sleep(_WATCH_S)
             link.check()
+
+
+def _text_pool(tokenizer: Tokenizer, template: ChatTemplate | None, workers: int, max_model_len: int) -> TextPool:
+    return TextPool(tokenizer, template, workers=workers, max_chars=max_model_len * tokenizer.max_token_chars)
 
 
 def _start_engine(args: EngineArgs, in_process: bool) -> EngineHandle:

@@ -33,6 +33,6 @@ def load_text(args: EngineArgs, *, tokenizer: Tokenizer | None = None) -> ModelT
         tokenizer = Tokenizer.build(spec)
     template = None
     if checkpoint.chat_template is not None:
-        bos, eos = (spec.bos_token, spec.eos_token) if spec is not None else (None, None)
-        template = ChatTemplate(checkpoint.chat_template, bos, eos)
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        template = ChatTemplate(checkpoint.chat_template, **{name: getattr(spec, name, None) for name in names})
     return ModelText(args.served_model_name or checkpoint.name, tokenizer, template, checkpoint.generation)
