@@ -29,7 +29,7 @@ TORCH_FREE = (
     "transport",
 )
 # The one file of a torch-free room that moves device memory.
-TORCH_EXCEPTIONS = frozenset({"kvcache/copy_engine.py"})
+TORCH_EXCEPTIONS = frozenset({"kvcache/torch_copy.py"})
 
 
 @dataclass(frozen=True)

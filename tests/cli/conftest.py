@@ -5,32 +5,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from firsttoken.checkpoint.model_config import GenerationConfig, GGUFVocabulary, TokenizerSpec
+from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.request import EngineRequest
+from tests.support.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 
-EOS = 256
+# Without a generation prompt, so that an answer that echoes the prompt is easy to read.
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
-
-
-def _byte_spec() -> TokenizerSpec:
-    """256 tokens, one a byte, and an end token: token ids of ASCII text are its bytes."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    letters = {byte: chr(byte) for byte in shown} | {byte: chr(256 + at) for at, byte in enumerate(hidden)}
-    vocabulary = GGUFVocabulary(
-        kind="gpt2",
-        pre="gpt-2",
-        tokens=[letters[byte] for byte in range(256)] + ["<end>"],
-        merges=[],
-        token_types=[1] * 256 + [3],
-        eos_id=EOS,
-    )
-    return TokenizerSpec(gguf=vocabulary, eos_token="<end>", add_bos=False, add_eos=False)
 
 
 @dataclass
@@ -56,11 +42,10 @@ class Stub:
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
+def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
     from firsttoken.engine.stub import StubEngine
     from firsttoken.frontend.async_llm import AsyncLLM
     from firsttoken.text.chat_template import ChatTemplate
-    from firsttoken.text.tokenizer import Tokenizer
 
     state = Stub()
 
@@ -71,12 +56,12 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
             state.requests.append(request)
             return state.script(request)
 
-        engine = StubEngine(script, **{"vocab_size": 257, **state.options})
+        engine = StubEngine(script, **{"vocab_size": VOCAB_SIZE, **state.options})
         state.engines.append(engine)
         llm = AsyncLLM(
             engine,
-            tokenizer=Tokenizer.build(_byte_spec()),
-            chat_template=ChatTemplate(TEMPLATE, eos_token="<end>"),
+            tokenizer=byte_tokenizer(tmp_path),
+            chat_template=ChatTemplate(TEMPLATE),
             generation_config=state.generation,
             model_name="stub",
         )
