@@ -96,7 +96,8 @@ class ChatRoute:
             kwargs["add_generation_prompt"] = request.add_generation_prompt
         call.timeline.stamp(Mark.PARSED)
         rendered = await llm.render_chat(messages, **kwargs)
-        call.timeline.extend(rendered.stamps)
+        call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)
+        call.timeline.stamp(Mark.TOKENIZED, rendered.tokenized_ns)
         try:
             generation = llm.open(
                 rendered.ids, params, request_id=call.request_id, timeline=call.timeline, salt=salt, priority=rank

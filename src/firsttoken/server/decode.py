@@ -65,7 +65,7 @@ async def off_loop(size: int, work: Callable[..., T], *args: Any) -> T:
 def _wrong_value(message: str, at: str) -> ApiError:
     unknown = _UNKNOWN.search(message)
     path = _PATH.search(message)
-    inner = path.group(1) if path else ""
+    inner = path.group(1).replace("[...]", "") if path else ""
     place = at + (inner if inner.startswith("[") or not at or not inner else f".{inner}")
     message = _PATH.sub("", message)
     if unknown:

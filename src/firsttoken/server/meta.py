@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from firsttoken.observability.metrics import CONTENT_TYPE
 from firsttoken.server.encode import to_json
 from firsttoken.server.state import AppState, model_not_found
 from firsttoken.version import __version__
@@ -56,7 +57,8 @@ class _Meta:
         return _json({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self._llm.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        text = await asyncio.to_thread(self._llm.metrics.render)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def live(self, _: Request) -> Response:
         """Alive until the engine is dead: draining and busy servers live."""
