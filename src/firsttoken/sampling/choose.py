@@ -25,6 +25,8 @@ _GROUPS = 64  # elements a group of `largest`
 _BLOCK = 256  # elements a block of the two-level CDF
 _LEVELS = (4.0, 8.0, 16.0)  # nucleus thresholds, in nats below the largest logit
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+_BINS = 1024  # of the nucleus histogram
+_SMALLEST_SPAN, _LARGEST_SPAN = 1e-6, 104.0  # nats; exp(-104) is 0 in float32
 _SMALL_SORT = 2048  # below it a stable argsort is quicker than sorting composite keys
 
 
@@ -41,7 +43,7 @@ def choose(row: Row, top: float, params: SamplingParams, u: float) -> int:
     if params.min_p > 0:
         kept = np.flatnonzero(z >= np.float32(math.log(params.min_p)))
     if 0 < params.top_k < (len(z) if kept is None else len(kept)):
-        kept = largest(z, params.top_k) if kept is None else kept[largest(z[kept], params.top_k)]
+        kept = largest(row, params.top_k) if kept is None else kept[largest(row[kept], params.top_k)]
     if kept is None:
         return _choose_wide(z, params.top_p, u)
     z = z[kept]
@@ -86,11 +88,30 @@ def descending(values: Row) -> Ids:
 
 
 def _nucleus(z: Row, weights: Row, needed: float) -> Ids:
-    """Indices (ascending) of the shortest prefix, in descending order of ``z``, whose weights reach ``needed``."""
+    """Indices (ascending) of the shortest prefix, in descending order of ``z``, whose weights reach ``needed``.
+
+    ``z`` <= 0 with a largest value of 0. When there are many, a histogram of the mass over ``z`` finds the bin in
+    which the prefix ends, and only that bin is sorted.
+    """
+    if len(z) <= _SMALL_SORT:
+        return np.sort(_prefix(z, weights, needed))
+    span = min(max(float(-z.min()), _SMALLEST_SPAN), _LARGEST_SPAN)
+    bins = np.minimum(z * np.float32(-_BINS / span), np.float32(_BINS - 1)).astype(np.int64)
+    mass = np.cumsum(np.bincount(bins, weights=weights, minlength=_BINS))
+    last = min(int(np.searchsorted(mass, needed, side="left")), _BINS - 1)
+    kept = bins < last
+    inside = np.flatnonzero(bins == last)
+    before = float(mass[last - 1]) if last else 0.0
+    kept[inside[_prefix(z[inside], weights[inside], needed - before)]] = True
+    return np.flatnonzero(kept)
+
+
+def _prefix(z: Row, weights: Row, needed: float) -> Ids:
+    """Like `_nucleus`, by a sort of everything; in descending order."""
     order = descending(z)
     mass = np.cumsum(weights[order], dtype=np.float64)
     size = min(int(np.searchsorted(mass, needed, side="left")) + 1, len(order))
-    return np.sort(order[:size])
+    return order[:size]
 
 
 def _choose_wide(z: Row, top_p: float, u: float) -> int:
