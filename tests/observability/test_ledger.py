@@ -1,0 +1,75 @@
+"""The step ledger and the percentile object."""
+
+import gc
+import timeit
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firsttoken.observability.ledger import GCClock, StepLedger, StepRecord, summary
+from firsttoken.observability.percentiles import percentiles
+
+MS = 1_000_000
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=200))
+def test_percentiles_are_numpys(values):
+    found = percentiles(values)
+    assert list(found) == ["mean", "p50", "p90", "p95", "p99", "max"]
+    assert found["max"] == max(values)
+    assert found["mean"] == pytest.approx(np.mean(values), rel=1e-9, abs=1e-3)
+    for name in ("p50", "p90", "p95", "p99"):
+        assert found[name] == pytest.approx(np.percentile(values, int(name[1:])), rel=1e-9, abs=1e-3)
+
+
+def test_percentiles_of_nothing():
+    assert percentiles([]) == {}
+
+
+def record(step):
+    start = step * 10 * MS
+    return StepRecord(step, start, start + MS, start + 2 * MS, start + 8 * MS, start + 9 * MS, decode_rows=step)
+
+
+def test_the_ring_keeps_the_last_records_in_order():
+    ledger = StepLedger(capacity=3)
+    for step in range(5):
+        ledger.append(record(step))
+    assert len(ledger) == 3
+    assert [entry.step_id for entry in ledger.snapshot()] == [2, 3, 4]
+
+
+def test_capacity_must_be_positive():
+    with pytest.raises(ValueError, match="0"):
+        StepLedger(0)
+
+
+def test_summary():
+    found = summary(record(step) for step in range(4))
+    assert found["steps"] == 4
+    expected = {"plan_ms": 1, "lane_ms": 1, "compute_ms": 6, "harvest_ms": 1, "gap_ms": 4}
+    assert {name: found[name]["p50"] for name in expected} == expected
+    assert found["gc_ms"] == {}
+    assert summary([])["compute_ms"] == {}
+
+
+def test_appending_is_cheap():
+    ledger = StepLedger()
+    best = min(timeit.repeat(lambda: ledger.append(StepRecord(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)), number=2000, repeat=5))
+    assert best / 2000 < 2e-6
+
+
+def test_gc_clock_sees_collections_only_while_started():
+    clock = GCClock()
+    clock.start()
+    clock.start()
+    try:
+        gc.collect()
+        assert clock.take() > 0
+        assert clock.take() == 0
+    finally:
+        clock.stop()
+    gc.collect()
+    assert clock.take() == 0

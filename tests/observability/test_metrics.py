@@ -1,0 +1,124 @@
+"""Prometheus metrics, read back through the official parser."""
+
+import os
+import timeit
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from firsttoken.core.clock import now_ns
+from firsttoken.observability.metrics import FrontendMetrics
+from firsttoken.transport.messages import EngineInfo, EngineStats
+
+
+def scrape(metrics):
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def test_gauges_and_totals_follow_the_latest_stats():
+    metrics = FrontendMetrics()
+    stats = EngineStats(
+        steps=9, running=3, waiting=2, kv_total=100, kv_used=40, kv_cached=25, prompt_tokens=70,
+        cached_prompt_tokens=16, output_tokens=55, preemptions=1, finished=6, aborted=5, failed=4,
+    )  # fmt: skip
+    metrics.update(stats)
+    found = scrape(metrics)
+    expected = {
+        ("firsttoken_requests_running",): 3,
+        ("firsttoken_requests_waiting",): 2,
+        ("firsttoken_kv_blocks", ("state", "used")): 40,
+        ("firsttoken_kv_blocks", ("state", "cached")): 25,
+        ("firsttoken_kv_blocks", ("state", "free")): 35,
+        ("firsttoken_kv_usage_ratio",): 0.4,
+        ("firsttoken_steps_total",): 9,
+        ("firsttoken_prompt_tokens_total",): 70,
+        ("firsttoken_cached_prompt_tokens_total",): 16,
+        ("firsttoken_output_tokens_total",): 55,
+        ("firsttoken_preemptions_total",): 1,
+        ("firsttoken_requests_ended_total", ("outcome", "finished")): 6,
+        ("firsttoken_requests_ended_total", ("outcome", "aborted")): 5,
+        ("firsttoken_requests_ended_total", ("outcome", "failed")): 4,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert metrics.stats is stats
+
+
+def test_gauges_return_to_zero_with_a_heartbeat_alone():
+    """After aborts no request need arrive for the gauges to fall."""
+    metrics = FrontendMetrics()
+    metrics.update(EngineStats(running=20, waiting=4, kv_total=100, kv_used=90, heartbeat_ns=now_ns()))
+    metrics.update(EngineStats(kv_total=100, kv_cached=90, aborted=24, heartbeat_ns=now_ns()))
+    found = scrape(metrics)
+    assert found[("firsttoken_requests_running",)] == 0
+    assert found[("firsttoken_requests_waiting",)] == 0
+    assert found[("firsttoken_kv_blocks", ("state", "used"))] == 0
+    assert found[("firsttoken_kv_usage_ratio",)] == 0
+    assert 0 <= found[("firsttoken_engine_heartbeat_age_seconds",)] < 5
+
+
+def test_before_the_first_stats_everything_is_zero():
+    found = scrape(FrontendMetrics())
+    assert found[("firsttoken_kv_usage_ratio",)] == 0
+    assert found[("firsttoken_requests_running",)] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("first_token", "time_to_first_token"),
+        ("token_gap", "inter_token_latency"),
+        ("request_done", "request_duration"),
+        ("loop_lag", "event_loop_lag"),
+    ],
+)
+def test_histograms(method, name):
+    metrics = FrontendMetrics()
+    for seconds in (0.0004, 0.049, 10_000):
+        getattr(metrics, method)(seconds)
+    found = scrape(metrics)
+    prefix = f"firsttoken_{name}_seconds"
+    assert found[(f"{prefix}_count",)] == 3
+    assert found[(f"{prefix}_sum",)] == pytest.approx(10_000.0494)
+    assert found[(f"{prefix}_bucket", ("le", "0.05"))] == 2
+    assert found[(f"{prefix}_bucket", ("le", "+Inf"))] == 3
+
+
+def test_servers_do_not_share_numbers():
+    first, second = FrontendMetrics(), FrontendMetrics()
+    first.refused()
+    first.token_gap(0.1)
+    assert scrape(first)[("firsttoken_requests_refused_total",)] == 1
+    assert scrape(second)[("firsttoken_requests_refused_total",)] == 0
+    assert scrape(second)[("firsttoken_inter_token_latency_seconds_count",)] == 0
+
+
+def test_info_and_processes():
+    metrics = FrontendMetrics()
+    metrics.set_info(
+        EngineInfo(
+            model='odd "name"\n',
+            max_model_len=2048,
+            vocab_size=9,
+            max_num_seqs=4,
+            kv_blocks=7,
+            block_tokens=16,
+            bytes_per_block=1,
+            device="cpu",
+            dtype="float32",
+            quantization="none",
+            kv_dtype="float32",
+        )
+    )
+    metrics.watch_engine_process(os.getpid())
+    found = scrape(metrics)
+    info = next(dict(key[1:]) for key in found if key[0] == "firsttoken_engine_info")
+    assert (info["model"], info["max_model_len"]) == ('odd "name"\n', "2048")
+    assert found[("process_resident_memory_bytes",)] > 0
+    assert found[("firsttoken_engine_process_resident_memory_bytes",)] > 0
+
+
+def test_observing_is_cheap():
+    metrics = FrontendMetrics()
+    best = min(timeit.repeat(lambda: metrics.token_gap(0.02), number=2000, repeat=5))
+    assert best / 2000 < 10e-6
