@@ -1,23 +1,14 @@
 from __future__ import annotations
 
-from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from firsttoken.engine.stub import Fault, Script, StubConfig, StubEngine
+from firsttoken.engine.stub import Script, StubConfig, StubEngine
 from firsttoken.frontend.async_llm import AsyncLLM
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import GENERATION, TEMPLATE, VOCAB_SIZE, byte_tokenizer
-
-PROMPT = array("I", b"1\0\0\0" * 3)
-
-
-def says(text: str | bytes | Sequence[int | Fault]) -> Script:
-    """A script that gives every request these bytes, one a token."""
-    tokens = list(text.encode() if isinstance(text, str) else text)
-    return lambda request: tokens
 
 
 @pytest.fixture(scope="session")

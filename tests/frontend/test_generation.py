@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -11,29 +10,9 @@ from firsttoken.core.errors import EngineDead, InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark
 from firsttoken.engine.stub import Fault
-from firsttoken.frontend.generation import Delta, Generation, GenerationFailed
-from tests.frontend.conftest import PROMPT, says
+from firsttoken.frontend.generation import GenerationFailed
 from tests.support.byte_tokenizer import EOS, EOT
-
-
-async def read(generation: Generation) -> list[Delta]:
-    return [delta async for delta in generation]
-
-
-def text_of(deltas: list[Delta], index: int = 0) -> str:
-    return "".join(delta.text for delta in deltas if delta.index == index)
-
-
-def tokens_of(deltas: list[Delta], index: int = 0) -> list[int]:
-    return [token for delta in deltas if delta.index == index for token in delta.token_ids]
-
-
-async def settle(llm, **expected) -> None:
-    """Wait until the engine's gauges say what is expected; fails after 2 s."""
-    deadline = time.monotonic() + 2
-    while any(getattr(llm.stats, name) != value for name, value in expected.items()):
-        assert time.monotonic() < deadline, f"wanted {expected}, the engine says {llm.stats}"
-        await asyncio.sleep(0.01)
+from tests.support.stub_llm import PROMPT, read, says, settle, text_of, tokens_of
 
 
 async def test_text_streams_and_ends_at_the_end_token(serve):
@@ -235,9 +214,8 @@ async def test_a_failed_request_gives_its_text_and_then_the_reason(serve):
     llm = await serve(says([97, 98, 99, Fault("non-finite logits")]))
     seen = []
     with pytest.raises(GenerationFailed, match="non-finite logits"):
-        async for delta in llm.open(PROMPT, SamplingParams()):
-            seen.append(delta.text)
-    assert "".join(seen) == "abc"
+        await read(llm.open(PROMPT, SamplingParams()), seen)
+    assert text_of(seen) == "abc"
     assert not llm.errored
     await settle(llm, running=0, failed=1)
 
@@ -266,8 +244,8 @@ async def test_engine_death_is_told_to_everyone(serve, silent):
     bystander = asyncio.create_task(read(llm.open(PROMPT, SamplingParams(max_tokens=None))))
     seen = []
     with pytest.raises(EngineDead, match="out of memory" if not silent else "closed"):
-        async for delta in llm.open(type(PROMPT)("I", [65]), SamplingParams()):
-            seen.append(delta.text)
+        await read(llm.open(type(PROMPT)("I", [65]), SamplingParams()), seen)
+    assert text_of(seen) == "ab"
     with pytest.raises(EngineDead):
         await asyncio.wait_for(bystander, 1)
     assert llm.errored

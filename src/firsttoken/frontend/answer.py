@@ -113,7 +113,10 @@ class Answer:
                 return shown + found.text, found.stop, position
             shown += found
         if last:
-            found = self._scanner.push(self._detokenizer.finish())
+            text = self._detokenizer.finish()
+            if self.num_tokens + len(tokens) <= self._min_tokens:
+                return shown + text, None, len(tokens)
+            found = self._scanner.push(text)
             if isinstance(found, StopHit):
                 return shown + found.text, found.stop, len(tokens)
             shown += found + self._scanner.finish()

@@ -37,7 +37,7 @@ __all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]
 log = logging.getLogger(__name__)
 
 # How often the engine's process is looked at, besides its channel: bounds how long a silent death can go unseen.
-_WATCH_S = 0.5
+_WATCH_S = 0.3
 _STOP_S = 5.0
 
 

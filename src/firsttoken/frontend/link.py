@@ -63,6 +63,7 @@ class EngineLink:
         self.on_stats: Callable[[EngineStats], None] = _ignore
         self.on_dead: Callable[[], None] = _nothing
         self._sinks: dict[int, Sink] = {}
+        self._suspect = False
 
     @property
     def live(self) -> int:
@@ -100,9 +101,12 @@ class EngineLink:
             self.on_idle()
 
     def check(self) -> None:
-        """Notice a death that the channel did not report."""
-        if self.error is None and not self.handle.alive():
+        """Notice a death that the channel did not report, at the second look: its last words may be on their way."""
+        if self.error is not None or self.handle.alive():
+            return
+        if self._suspect:
             self.fail("it ended without a word")
+        self._suspect = True
 
     def fail(self, why: str) -> None:
         """The engine is gone: tell everyone who waits, once."""

@@ -31,7 +31,7 @@ from firsttoken.text.tokenizer import Tokenizer
 from firsttoken.transport.messages import EngineInfo, EngineStats, Refused, RequestDelta
 
 # How often a wait looks whether the engine still lives, should its channel not say so.
-_CHECK_S = 0.5
+_CHECK_S = 0.3
 _STOP_S = 5.0
 
 Params = SamplingParams | Sequence[SamplingParams] | None
