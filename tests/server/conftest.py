@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import pytest
-from tests.support.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.engine.stub import StubEngine
@@ -19,6 +18,7 @@ from firsttoken.server.app import build_app
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.run import _Uvicorn, _uvicorn_config
 from firsttoken.text.chat_template import ChatTemplate
+from tests.support.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 
 END = EOS
 TEMPLATE = (
@@ -158,7 +158,7 @@ class Client:
     async def quiet(self) -> None:
         """Wait until the engine's gauges are back to 0; fails after 2 s."""
         async with asyncio.timeout(2):
-            while self.llm.stats.running or self.llm.stats.waiting or self.llm.stats.kv_used:
+            while self.llm.stats.running or self.llm.stats.waiting or self.llm.stats.kv_used:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
 
@@ -201,7 +201,7 @@ def serve_http():
         listener.bind(("127.0.0.1", 0))
         server = _Uvicorn(_uvicorn_config(app))
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.support.byte_tokenizer import BOS
-from tests.support.byte_tokenizer import EOS as END
 
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.engine.stub import Fault
+from tests.support.byte_tokenizer import BOS
+from tests.support.byte_tokenizer import EOS as END
 
 
 def contents(events, index=0) -> str:

@@ -1,0 +1,36 @@
+"""A serving process on the scripted engine, for tests that send it signals: ``python stub_server.py CONFIG SCRIPT``."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from firsttoken.engine.stub import StubEngine
+from firsttoken.frontend.async_llm import AsyncLLM
+from firsttoken.server.config import ServerConfig
+from firsttoken.server.run import run_server
+from firsttoken.text.chat_template import ChatTemplate
+from tests.support.byte_tokenizer import GENERATION, TEMPLATE, VOCAB_SIZE, byte_tokenizer
+
+
+async def launch() -> AsyncLLM:
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = byte_tokenizer(Path(folder))
+    llm = AsyncLLM(
+        StubEngine(lambda request: [ord("x")] * request.max_tokens, vocab_size=VOCAB_SIZE, step_s=0.01),
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(TEMPLATE),
+        generation_config=GENERATION,
+        model_name="stub",
+    )
+    await llm.start()
+    return llm
+
+
+if __name__ == "__main__":
+    sys.exit(run_server(msgspec.json.decode(sys.argv[1], type=ServerConfig), launch))

@@ -1,0 +1,88 @@
+"""Keys guard everything but the health checks, and keep their holders' caches apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.server.auth import OPEN_PATHS
+from firsttoken.server.config import ServerConfig
+from tests.support.byte_tokenizer import EOS as END
+
+KEYS = ServerConfig(api_keys=("first-key", "second-key"))
+BODY = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_the_whole_route_table_is_closed(make_client):
+    async with make_client(config=KEYS) as client:
+        router = client.app._app._app
+        paths = [route.path for route in router._rest.routes] + list(router._hot)
+        assert len(paths) == 12
+        odd = ["/", "/nope", "//v1/chat/completions", "/v1/chat/completions/", "/health/", "/health/nope", "//health"]
+        odd += ["/HEALTH", "/health%2e", "/v1/%63hat/completions", "/docs", "/openapi.json"]
+        for path in [*paths, *odd]:
+            for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"):
+                reply = await client.post(path, BODY, method=method)
+                is_open = path in OPEN_PATHS and method in ("GET", "HEAD")
+                assert (reply.status == 200) if is_open else (reply.status == 401), (method, path)
+
+
+async def test_keys(make_client):
+    async with make_client(config=KEYS) as client:
+        for key in KEYS.api_keys:
+            assert (await client.post("/v1/chat/completions", BODY, headers=bearer(key))).status == 200
+        wrong = ["", "first-ke", "first-keyx", "FIRST-KEY", "first-key second-key"]
+        for headers in [
+            *(bearer(key) for key in wrong),
+            {"authorization": "first-key"},
+            {"authorization": "Basic first-key"},
+        ]:
+            reply = await client.post("/v1/chat/completions", BODY, headers=headers)
+            assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+            assert reply.headers["www-authenticate"] == "Bearer"
+        assert (await client.post("/v1/nope", BODY, headers=bearer("first-key"))).status == 404
+
+
+async def test_prefix_caches_are_apart(make_client):
+    salts = []
+
+    def script(request):
+        salts.append(request.salt)
+        return [END]
+
+    async with make_client(script, config=KEYS) as client:
+        for key, own in [("first-key", {}), ("first-key", {}), ("second-key", {}), ("first-key", {"cache_salt": "x"})]:
+            await client.post("/v1/chat/completions", {**BODY, **own}, headers=bearer(key))
+    assert salts[0] == salts[1]
+    assert len(set(salts)) == 3
+    assert all(salts)
+    assert not any("key" in salt for salt in salts)
+
+
+async def test_without_keys_the_salt_is_the_callers(make_client):
+    salts = []
+
+    def script(request):
+        salts.append(request.salt)
+        return [END]
+
+    async with make_client(script) as client:
+        await client.chat()
+        await client.chat(cache_salt="x")
+    assert salts == ["", "/x"]
+
+
+@pytest.mark.parametrize("key", ["", " ", "a b ", "ключ", "a\n"])
+def test_keys_that_could_let_others_in_are_refused(key):
+    with pytest.raises(ConfigError):
+        ServerConfig(api_keys=(key,))
+
+
+@pytest.mark.parametrize("options", [{"port": -1}, {"port": 70000}, {"max_body_bytes": 0}, {"drain_s": float("nan")}])
+def test_other_options_are_checked(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        ServerConfig(**options)

@@ -1,0 +1,139 @@
+"""The official client against a real server on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+
+import openai
+import pytest
+
+from firsttoken.engine.stub import Fault
+from firsttoken.server.config import ServerConfig
+from tests.server.conftest import forever
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def url(client, serve_http):
+    async with serve_http(client.app) as url:
+        yield f"{url}/v1"
+
+
+def sync_client(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=10)
+
+
+def async_client(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=10)
+
+
+async def test_sync(url):
+    def talk() -> None:
+        with sync_client(url) as ai:
+            assert [model.id for model in ai.models.list()] == ["stub"]
+            assert ai.models.retrieve("stub").owned_by == "firsttoken"
+            answer = ai.chat.completions.create(model="stub", messages=MESSAGES, logprobs=True, top_logprobs=1, n=2)
+            assert [choice.message.content for choice in answer.choices] == ["Hello, world!"] * 2
+            assert answer.choices[0].logprobs.content[0].token == "H"
+            assert answer.usage.prompt_tokens_details.cached_tokens == 0
+            chunks = list(ai.chat.completions.create(model="stub", messages=MESSAGES, stream=True))
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello, world!"
+            assert chunks[-1].choices[0].finish_reason == "stop"
+            done = ai.completions.create(model="stub", prompt=["a", "b"], logprobs=1)
+            assert [choice.text for choice in done.choices] == ["Hello, world!"] * 2
+            assert done.choices[0].logprobs.tokens[0] == "H"
+
+    await asyncio.to_thread(talk)
+
+
+async def test_async(url):
+    async with async_client(url) as ai:
+        stream = await ai.chat.completions.create(
+            model="stub", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage.completion_tokens == 14
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+        assert text == "Hello, world!"
+        pieces = [
+            chunk.choices[0].text async for chunk in await ai.completions.create(model="stub", prompt="a", stream=True)
+        ]
+        assert "".join(pieces) == "Hello, world!"
+
+
+async def test_the_streaming_helper(url):
+    async with async_client(url) as ai, ai.chat.completions.stream(model="stub", messages=MESSAGES) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == "Hello, world!"
+
+
+async def test_errors_are_the_clients_own(url):
+    async with async_client(url) as ai:
+        with pytest.raises(openai.NotFoundError) as missing:
+            await ai.chat.completions.create(model="gpt-9", messages=MESSAGES)
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as bad:
+            await ai.chat.completions.create(model="stub", messages=MESSAGES, temperature=-1, stream=True)
+        assert bad.value.param == "temperature"
+        with pytest.raises(openai.BadRequestError, match="tools"):
+            tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+            await ai.chat.completions.create(model="stub", messages=MESSAGES, tools=[tool])
+
+
+async def test_an_error_in_the_stream_ends_it(make_client, serve_http):
+    async def read(stream) -> None:
+        async for _ in stream:
+            pass
+
+    async with (
+        make_client(lambda request: [*b"abc", Fault("bad luck")]) as client,
+        serve_http(client.app) as url,
+        async_client(f"{url}/v1") as ai,
+    ):
+        stream = await ai.chat.completions.create(model="stub", messages=MESSAGES, stream=True)
+        with pytest.raises(openai.APIError, match="bad luck"):
+            await asyncio.wait_for(read(stream), 1)
+
+
+async def test_keys(make_client, serve_http):
+    async with make_client(config=ServerConfig(api_keys=("sesame",))) as client, serve_http(client.app) as url:
+
+        def talk() -> None:
+            with sync_client(f"{url}/v1", "sesame") as ai:
+                assert ai.chat.completions.create(model="stub", messages=MESSAGES).choices
+            with sync_client(f"{url}/v1", "wrong") as ai, pytest.raises(openai.AuthenticationError):
+                ai.models.list()
+
+        await asyncio.to_thread(talk)
+
+
+async def test_closing_the_stream_frees_the_engine(make_client, serve_http):
+    async with make_client(forever, step_s=0.002) as client, serve_http(client.app) as url:
+        async with async_client(f"{url}/v1") as ai:
+            stream = await ai.completions.create(model="stub", prompt="a", max_tokens=4000, stream=True)
+            async for _ in stream:
+                break
+            await stream.close()
+            await client.quiet()
+            with pytest.raises(openai.APITimeoutError):
+                await ai.with_options(timeout=0.2).completions.create(model="stub", prompt="a", max_tokens=4000)
+            await client.quiet()
+        assert client.llm.stats.aborted == 2
+
+
+async def test_64_callers_get_their_own_text(make_client, serve_http):
+    def script(request):
+        return [*list(request.prompt[::4]), *b" again"]
+
+    async with make_client(script) as client, serve_http(client.app) as url, async_client(f"{url}/v1") as ai:
+
+        async def ask(name: str) -> str:
+            stream = await ai.completions.create(model="stub", prompt=name, max_tokens=64, stream=True)
+            return "".join([chunk.choices[0].text async for chunk in stream])
+
+        names = [f"caller {number}" for number in range(64)]
+        assert await asyncio.gather(*map(ask, names)) == [f"{name} again" for name in names]

@@ -1,0 +1,138 @@
+"""Real signals to a real process: the first drains, the second stops at once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.server.config import ServerConfig
+from firsttoken.server.run import run_server
+
+STUB = Path(__file__).with_name("stub_server.py")
+
+
+class Server:
+    def __init__(self, **config) -> None:
+        command = [sys.executable, str(STUB), json.dumps({"port": 0, **config})]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.banner = [self.process.stdout.readline() for _ in range(4)]
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.banner[0])
+        assert found, (self.banner, self.process.stderr.read())
+        self.port = int(found.group(1))
+
+    def signal(self, number=signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def ask(self, method: str, path: str, body: dict | None = None) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection.request(method, path, json.dumps(body) if body else None)
+        return connection.getresponse()
+
+    def stream(self, tokens: int) -> http.client.HTTPResponse:
+        response = self.ask("POST", "/v1/completions", {"prompt": "hi", "max_tokens": tokens, "stream": True})
+        assert response.readline().startswith(b"data: ")
+        return response
+
+    def wait(self, timeout: float) -> int:
+        return self.process.wait(timeout)
+
+
+@pytest.fixture
+def start():
+    servers: list[Server] = []
+
+    def make(**config) -> Server:
+        servers.append(Server(**config))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.communicate()
+
+
+def test_the_start_is_told_and_the_line_works(start):
+    server = start()
+    assert "serves stub on http://127.0.0.1:" in server.banner[0]
+    assert re.search(r"ready after \d+ ms", server.banner[2])
+    line = server.banner[3].partition("try: ")[2].strip()
+    url, body = re.search(r"(http://\S+) -d '(.*)'$", line).groups()
+    reply = server.ask("POST", url.partition(str(server.port))[2], json.loads(body) | {"max_tokens": 2})
+    assert json.load(reply)["choices"][0]["message"]["content"] == "xx"
+
+
+def test_drain(start):
+    server = start()
+    stream = server.stream(80)
+    server.signal()
+    time.sleep(0.1)
+    refused = server.ask("POST", "/v1/completions", {"prompt": "hi"})
+    assert refused.status == 503
+    assert int(refused.headers["Retry-After"]) > 0
+    assert server.ask("GET", "/health/live").status == 200
+    assert server.ask("GET", "/health/ready").status == 503
+    rest = stream.read()
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert rest.count(b'"text":"x') >= 70
+    assert server.wait(5) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_stops_at_once(start, number):
+    server = start()
+    stream = server.stream(4000)
+    server.signal()
+    time.sleep(0.1)
+    began = time.monotonic()
+    server.signal(number)
+    rest = stream.read()
+    assert b'"code":"server_stopping"' in rest
+    assert b"[DONE]" not in rest
+    assert server.wait(5) == 1
+    assert time.monotonic() - began < 3
+
+
+def test_the_grace_time_is_bounded(start):
+    server = start(drain_s=0.3)
+    stream = server.stream(4000)
+    began = time.monotonic()
+    server.signal()
+    assert b'"code":"server_stopping"' in stream.read()
+    assert server.wait(5) == 1
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_server_ends_at_once(start, number):
+    server = start()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection.request("GET", "/health")
+    assert connection.getresponse().read()
+    began = time.monotonic()
+    server.signal(number)  # with an idle connection open
+    assert server.wait(5) == 0
+    assert time.monotonic() - began < 2
+
+
+def test_an_address_in_use_is_found_before_the_engine_starts():
+    async def launch():
+        pytest.fail("the engine was started")
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:"):
+            run_server(ServerConfig(port=taken.getsockname()[1]), launch)
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        run_server(ServerConfig(host="no.such.host.invalid"), launch)
