@@ -150,6 +150,12 @@ class _HeaderReader:
         except UnicodeDecodeError as error:
             raise self.fail(field, f"is not valid UTF-8 ({error.reason} at byte {error.start})") from error
 
+    def name(self, field: str, limit: int) -> str:
+        name = self.text(field, limit)
+        if not name:
+            raise self.fail(field, "is empty: the file is damaged")
+        return name
+
     def preamble(self) -> tuple[int, int, int]:
         if self.data[:4] != MAGIC:
             raise self.fail("magic", f"is {self.data[:4]!r} where {MAGIC!r} is expected: not a GGUF file")
@@ -172,7 +178,7 @@ class _HeaderReader:
     def fields(self, count: int) -> dict[str, Field]:
         fields: dict[str, Field] = {}
         for index in range(count):
-            key = self.text(f"key of metadata field {index}", MAX_KEY_BYTES)
+            key = self.name(f"key of metadata field {index}", MAX_KEY_BYTES)
             if key in fields:
                 raise self.fail(key, "appears twice in the metadata: the file is damaged")
             fields[key] = self.value(key)
@@ -246,7 +252,7 @@ class _HeaderReader:
         return placed
 
     def tensor(self, index: int, alignment: int) -> GGUFTensor:
-        name = self.text(f"name of tensor {index}", MAX_TENSOR_NAME_BYTES)
+        name = self.name(f"name of tensor {index}", MAX_TENSOR_NAME_BYTES)
         num_dims = self.u32(name)
         if not 1 <= num_dims <= MAX_DIMS:
             raise self.fail(name, f"has {num_dims} dimensions, 1 to {MAX_DIMS} are allowed: the file is damaged")
