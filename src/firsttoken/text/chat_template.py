@@ -60,20 +60,22 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        **variables: Any,
     ) -> str:
         """The prompt for ``messages`` (see `normalize_messages` for what is accepted).
 
-        ``template_kwargs`` are the caller's ``chat_template_kwargs``: variables for the template
-        (``enable_thinking``), never the template itself or what it is given here. Raises `InvalidRequest` when the
+        ``template_kwargs`` (and ``variables``, where the names are the program's own) are the caller's
+        ``chat_template_kwargs``: variables for the template (``enable_thinking``), never the template itself or what
+        it is given here. Raises `InvalidRequest` when the
         messages are not well-formed, when the template refuses them, or when it wants more work than a conversation
         of this size needs.
         """
-        kwargs = template_kwargs or {}
+        kwargs = {**(template_kwargs or {}), **variables}
         self._check_kwargs(kwargs)
         if tools and "tools" not in self.reads:
             raise InvalidRequest("tools: this model's chat template does not support tools", param="tools")
         plain = normalize_messages(messages, developer=self._knows_developer)
-        variables = {
+        values = {
             **self._constants,
             **kwargs,
             "messages": plain,
@@ -82,7 +84,7 @@ class ChatTemplate:
         }
         self._environment.begin(_budget(plain, tools))
         try:
-            return self._template.render(variables)
+            return self._template.render(values)
         except TemplateRaised as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
         except TemplateLimit as error:

@@ -219,9 +219,10 @@ def _sentencepiece_bytes(token: str) -> bytes:
 
 def _mark_special(backend: Backend, tokens: tuple[str, ...]) -> None:
     """Declare control tokens that the files list apart from the vocabulary. One that has no id is left out: it would
-    get an id that the model does not have."""
-    known = [token for token in tokens if backend.token_to_id(token) is not None]
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in known])
+    get an id that the model does not have. One that is declared already keeps the flags it has."""
+    declared = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    new = [token for token in tokens if token not in declared and backend.token_to_id(token) is not None]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in new])
 
 
 def _token_id(backend: Backend, name: str, token: str | None, index: int | None) -> int | None:
