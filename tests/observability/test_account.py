@@ -102,6 +102,12 @@ def test_an_abort_in_the_queue_is_queue_time():
     assert (account["queue_ms"], account["transport_ms"], account["unaccounted_ms"]) == (30, 2, 0)
 
 
+def test_a_first_token_in_flight_at_a_preemption_is_queue_time():
+    stamps = [(Mark.SCHEDULED, 0), (Mark.PREEMPTED, 3), (Mark.FIRST_TOKEN, 2), (Mark.PREEMPTED, 0)]
+    account = timings(timeline((Mark.ARRIVED, 0), *stamps, (Mark.SCHEDULED, 4), (Mark.FINISHED, 5)))
+    assert (account["prefill_ms"], account["queue_ms"], account["unaccounted_ms"]) == (8, 6, 0)
+
+
 def test_an_open_account_closes_with_the_state_in_force():
     line = timeline((Mark.ARRIVED, 0), (Mark.SCHEDULED, 2))
     account = timings(line, end_ns=line.times[-1] + 5 * MS)

@@ -46,7 +46,8 @@ _OWNER = {
     Mark.WRITTEN: _UNACCOUNTED,  # nothing is expected after it
 }
 
-# A request may end (FINISHED) out of any state inside the engine: it can be aborted there.
+# A request may end (FINISHED) out of any state inside the engine: it can be aborted there. And its first token may
+# still be in flight when it is preempted.
 _FOLLOWS = {
     Mark.RECEIVED: {Mark.PARSED},
     Mark.PARSED: {Mark.TEMPLATED},
@@ -55,7 +56,7 @@ _FOLLOWS = {
     Mark.ARRIVED: {Mark.SCHEDULED, Mark.FINISHED},
     Mark.SCHEDULED: {Mark.FIRST_TOKEN, Mark.PREEMPTED, Mark.FINISHED},
     Mark.FIRST_TOKEN: {Mark.PREEMPTED, Mark.FINISHED},
-    Mark.PREEMPTED: {Mark.SCHEDULED, Mark.FINISHED},
+    Mark.PREEMPTED: {Mark.SCHEDULED, Mark.FIRST_TOKEN, Mark.FINISHED},
     Mark.FINISHED: {Mark.DELIVERED},
     Mark.DELIVERED: {Mark.DETOKENIZED},
     Mark.DETOKENIZED: {Mark.WRITTEN},
