@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,12 @@ class Fault:
 
 
 Script = Callable[[EngineRequest], Sequence[int | Fault]]
+
+
+def echo(request: EngineRequest) -> list[int]:
+    """A script for `StubProcess`: the prompt over and over, up to ``max_tokens``."""
+    prompt = array("I", request.prompt).tolist()
+    return [prompt[position % len(prompt)] for position in range(request.max_tokens)]
 
 
 class StubConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +168,9 @@ class _Stream:
         return min(stop_ids) if stop_ids else None
 
 
+_TOTALS = ("steps", "prompt_tokens", "cached_prompt_tokens", "output_tokens", "finished", "aborted", "failed")
+
+
 class StubLoop:
     """The stub's step loop. One thread calls `run`."""
 
@@ -173,7 +183,8 @@ class StubLoop:
         self._deltas: list[RequestDelta] = []
         self._stopping = False
         self._told_ns = 0
-        self._stats = EngineStats(kv_total=config.kv_blocks)
+        self._totals = dict.fromkeys(_TOTALS, 0)
+        self._last_step_ns = 0
         self.killed_by: Fault | None = None
 
     def run(self) -> None:
@@ -215,7 +226,7 @@ class StubLoop:
         if self.killed_by is not None:
             self._die(self.killed_by)
             return
-        frozen = self._config.freeze_after is not None and self._stats.steps >= self._config.freeze_after
+        frozen = self._config.freeze_after is not None and self._totals["steps"] >= self._config.freeze_after
         if frozen:
             time.sleep(0.01)
         else:
@@ -258,7 +269,7 @@ class StubLoop:
                 return
             self._waiting.remove(stream)
         stream.request.finish("abort")
-        self._count(aborted=1)
+        self._totals["aborted"] += 1
         self._tell(stream, [])
 
     # ------------------------------------------------------------------ steps
@@ -272,13 +283,14 @@ class StubLoop:
             stream.request.status = Status.RUNNING
             stream.request.timeline.stamp(Mark.SCHEDULED)
             self._running[stream.request.request_id] = stream
-            self._count(prompt_tokens=stream.request.num_prompt, cached_prompt_tokens=stream.request.num_cached)
+            self._totals["prompt_tokens"] += stream.request.num_prompt
+            self._totals["cached_prompt_tokens"] += stream.request.num_cached
 
     def _step(self) -> None:
         if self._config.step_s:
             time.sleep(self._config.step_s)
-        self._count(steps=1)
-        self._stats = msgspec.structs.replace(self._stats, last_step_ns=now_ns())
+        self._totals["steps"] += 1
+        self._last_step_ns = now_ns()
         for stream in list(self._running.values()):
             self._advance(stream)
 
@@ -301,8 +313,8 @@ class StubLoop:
                 self._append(request, item)
         if request.finish_reason is not None:
             del self._running[request.request_id]
-            self._count(**{"failed" if error is not None else "finished": 1})
-        self._count(output_tokens=len(tokens))
+            self._totals["finished" if error is None else "failed"] += 1
+        self._totals["output_tokens"] += len(tokens)
         self._tell(stream, tokens, error)
 
     def _append(self, request: Request, token: int) -> None:
@@ -346,24 +358,22 @@ class StubLoop:
         if not self._deltas and now - self._told_ns < self._config.heartbeat_s * 1e9:
             return
         self._told_ns = now
-        self._stats = msgspec.structs.replace(
-            self._stats,
+        stats = EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
+            kv_total=self._config.kv_blocks,
             kv_used=sum(stream.blocks for stream in self._running.values()),
             heartbeat_ns=now,
+            last_step_ns=self._last_step_ns,
+            **self._totals,
         )
         deltas, self._deltas = self._deltas, []
-        self._end.send(StepOutputs(deltas, self._stats))
+        self._end.send(StepOutputs(deltas, stats))
 
     def _die(self, fault: Fault) -> None:
         self._stopping = True
         if not fault.silent:
             self._end.send(Failed(fault.message))
-
-    def _count(self, **more: int) -> None:
-        totals = {name: getattr(self._stats, name) + value for name, value in more.items()}
-        self._stats = msgspec.structs.replace(self._stats, **totals)
 
 
 def _with_options(config: StubConfig | None, options: dict[str, object]) -> StubConfig:

@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.random import derive_seed
 from firsttoken.core.request import EngineRequest
@@ -109,7 +111,7 @@ class Admission:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        highest = max(prompt)
+        highest = int(np.frombuffer(prompt, np.uint32).max())  # a long prompt may not hold up the event loop
         if highest >= self._info.vocab_size:
             raise InvalidRequest(
                 f"prompt: token id {highest} is outside the vocabulary (0 to {self._info.vocab_size - 1})",

@@ -63,6 +63,7 @@ class EngineLink:
         self.on_stats: Callable[[EngineStats], None] = _ignore
         self.on_dead: Callable[[], None] = _nothing
         self._sinks: dict[int, Sink] = {}
+        self._fresh: set[int] = set()  # live requests that have got nothing yet
         self._suspect = False
 
     @property
@@ -78,6 +79,7 @@ class EngineLink:
         """Send requests in one message, to start together. Raises `EngineDead`."""
         for request in requests:
             self._sinks[request.id] = sink
+            self._fresh.add(request.id)
         # Looked at after the table was filled: a death noticed by another thread either sees these or is seen here.
         if self.error is None:
             try:
@@ -86,12 +88,12 @@ class EngineLink:
                 self.fail("the channel to it is closed")
         if self.error is not None:
             for request in requests:
-                self._sinks.pop(request.id, None)
+                self._drop(request.id)
             raise EngineDead(str(self.error))
 
     def abort(self, ids: Collection[int]) -> None:
         """Forget these requests and end them in the engine; ids that have ended already are left alone."""
-        live = [request_id for request_id in ids if self._sinks.pop(request_id, None) is not None]
+        live = [request_id for request_id in ids if self._drop(request_id) is not None]
         if live and self.error is None:
             try:
                 self.handle.client.send(Abort(live))
@@ -117,6 +119,7 @@ class EngineLink:
             self.ready.set_exception(self.error)
         sinks = {id(sink): sink for sink in list(self._sinks.values())}
         self._sinks.clear()
+        self._fresh.clear()
         for sink in sinks.values():
             sink.die(self.error)
         self.on_dead()
@@ -126,7 +129,7 @@ class EngineLink:
         if isinstance(message, StepOutputs):
             self._on_step(message)
         elif isinstance(message, Refused):
-            sink = self._sinks.pop(message.id, None)
+            sink = self._drop(message.id)
             if sink is not None:
                 sink.refuse(message)
                 self._after_end()
@@ -138,9 +141,15 @@ class EngineLink:
     def _on_step(self, step: StepOutputs) -> None:
         self.stats = step.stats
         self.on_stats(step.stats)
+        deltas = step.deltas
+        if self._fresh:
+            # Callers are woken in this order, and a first token is awaited most: it goes before the next tokens of
+            # streams that flow already.
+            deltas = sorted(deltas, key=lambda delta: delta.id not in self._fresh)
+            self._fresh.difference_update([delta.id for delta in deltas])
         ns = now_ns()
         ended = False
-        for delta in step.deltas:
+        for delta in deltas:
             if delta.finish_reason is None:
                 sink = self._sinks.get(delta.id)
             else:
@@ -150,6 +159,10 @@ class EngineLink:
                 sink.deliver(delta, ns)
         if ended:
             self._after_end()
+
+    def _drop(self, request_id: int) -> Sink | None:
+        self._fresh.discard(request_id)
+        return self._sinks.pop(request_id, None)
 
     def _after_end(self) -> None:
         if not self._sinks:

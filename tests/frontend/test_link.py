@@ -1,0 +1,126 @@
+"""The routing of the engine's messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from firsttoken.core.errors import EngineDead
+from firsttoken.core.request import EngineRequest
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.frontend.link import EngineLink
+from firsttoken.transport.channel import ChannelClosed
+from firsttoken.transport.messages import Abort, EngineStats, Failed, Refused, RequestDelta, StepOutputs, Submit
+
+
+class Client:
+    """A client end and its handle in one, driven by hand."""
+
+    def __init__(self):
+        self.sent = []
+        self.living = True
+        self.open = True
+        self.client = self
+
+    def send(self, message):
+        if not self.open:
+            raise ChannelClosed
+        self.sent.append(message)
+
+    def listen(self, on_message, on_close):
+        self.tell, self.hang_up = on_message, on_close
+
+    def step(self, *deltas):
+        self.tell(StepOutputs(list(deltas), EngineStats(steps=1)))
+
+    def alive(self):
+        return self.living
+
+
+class Sink:
+    def __init__(self, log):
+        self.log = log
+
+    def deliver(self, delta, ns):
+        self.log.append(delta.id)
+
+    def refuse(self, refusal):
+        self.log.append(("refused", refusal.id))
+
+    def die(self, error):
+        self.log.append(("dead", str(error)))
+
+
+@pytest.fixture
+def client():
+    return Client()
+
+
+@pytest.fixture
+def link(client):
+    link = EngineLink(client)
+    link.listen()
+    return link
+
+
+def request(number):
+    return EngineRequest(id=number, prompt=b"\0" * 4, params=SamplingParams(), seed=0, max_tokens=4)
+
+
+def test_first_tokens_go_before_next_tokens(client, link):
+    log = []
+    link.submit([request(1), request(2)], Sink(log))
+    client.step(RequestDelta(1, [5]), RequestDelta(2, [5]))
+    link.submit([request(3)], Sink(log))
+    client.step(RequestDelta(1, [6]), RequestDelta(2, [6]), RequestDelta(3, [5]))
+    client.step(RequestDelta(1, [7]), RequestDelta(3, [6]), RequestDelta(2, [7]))
+    assert log == [1, 2, 3, 1, 2, 1, 3, 2]
+    assert isinstance(client.sent[0], Submit)
+    assert len(client.sent[0].requests) == 2, "answers of one request go in one message"
+
+
+def test_nothing_is_kept_of_what_has_ended(client, link):
+    idle = []
+    link.on_idle = lambda: idle.append(link.live)
+    link.submit([request(number) for number in range(4)], Sink([]))
+    client.step(RequestDelta(0, [1], finish_reason="length"))
+    client.tell(Refused(1, "too long"))
+    link.abort([2, 2, 0, 99])
+    assert client.sent[1:] == [Abort([2])]
+    client.step(RequestDelta(2, [], finish_reason="abort"))
+    assert idle == []
+    link.abort([3])
+    assert idle == [0]
+    assert not link._sinks
+    assert not link._fresh
+
+
+def test_every_sink_is_told_of_the_end_once(client, link):
+    log = []
+    link.submit([request(1), request(2)], Sink(log))
+    client.tell(Failed("out of memory"))
+    client.hang_up()
+    assert log == [("dead", "the engine stopped: out of memory")]
+    with pytest.raises(EngineDead, match="out of memory"):
+        link.submit([request(3)], Sink(log))
+    link.abort([1])
+    assert len(client.sent) == 1
+
+
+def test_a_closed_channel_found_while_sending_is_a_death(client, link):
+    log = []
+    link.submit([request(1)], Sink(log))
+    client.open = False
+    with pytest.raises(EngineDead, match="closed"):
+        link.submit([request(2)], Sink(log))
+    assert log[0][0] == "dead"
+    assert link.live == 0
+
+
+def test_a_death_is_believed_at_the_second_look(client, link):
+    client.living = False
+    link.check()
+    assert link.error is None, "its last words may be on their way"
+    link.check()
+    assert isinstance(link.error, EngineDead)
+    with pytest.raises(EngineDead):
+        link.ready.result(0)
