@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firsttoken.kvcache.copy import CopyEngine, check_pairs, runs
+from firsttoken.kvcache.torch_copy import TorchCopyEngine
+
+SLAB = (3, 2, 2, 16, 4)  # [layers, K and V, kv_heads, block_tokens, head_dim]
+
+
+def make_pools() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "device": torch.randn(6, *SLAB, generator=generator),
+        "host": torch.randn(10, *SLAB, generator=generator),
+    }
+
+
+def test_blocks_travel_to_another_pool_and_back() -> None:
+    pools = make_pools()
+    before = {name: pool.clone() for name, pool in pools.items()}
+    engine: CopyEngine = TorchCopyEngine(pools)
+    out = engine.submit("device", "host", [(0, 9), (4, 1), (5, 2)])
+    out.wait()
+    assert out.done()
+    assert torch.equal(pools["host"][9], before["device"][0])
+    assert torch.equal(pools["host"][1:3], before["device"][4:6])
+    untouched = [0, 3, 4, 5, 6, 7, 8]
+    assert torch.equal(pools["host"][untouched], before["host"][untouched])
+    pools["device"].zero_()
+    back = engine.submit("host", "device", [(9, 3), (2, 0)], after=[out])
+    back.gate_compute()
+    back.wait()
+    assert torch.equal(pools["device"][3], before["device"][0])
+    assert torch.equal(pools["device"][0], before["device"][5])
+    assert not pools["device"][[1, 2, 4, 5]].any()
+
+
+def test_blocks_are_copied_within_a_pool() -> None:
+    pools = make_pools()
+    before = pools["device"].clone()
+    TorchCopyEngine(pools).submit("device", "device", [(0, 3), (1, 4)]).wait()
+    assert torch.equal(pools["device"], before[[0, 1, 2, 0, 1, 5]])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "complaint"),
+    [
+        ([(6, 0)], "source block 6"),
+        ([(-1, 0)], "source block -1"),
+        ([(0, 6)], "target block 6"),
+        ([(0, 2), (1, 2)], "named twice"),
+        ([(0, 1), (1, 2)], "both source and target"),
+    ],
+)
+def test_wrong_pairs_are_refused_and_nothing_is_copied(pairs: list[tuple[int, int]], complaint: str) -> None:
+    pools = make_pools()
+    before = pools["device"].clone()
+    with pytest.raises(ValueError, match=complaint):
+        TorchCopyEngine(pools).submit("device", "device", pairs)
+    assert torch.equal(pools["device"], before)
+
+
+def test_pools_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be equal"):
+        TorchCopyEngine({"a": torch.zeros(2, 4), "b": torch.zeros(2, 5)})
+    with pytest.raises(ValueError, match="must be equal"):
+        TorchCopyEngine({"a": torch.zeros(2, 4), "b": torch.zeros(2, 4, dtype=torch.bfloat16)})
+    with pytest.raises(ValueError, match="contiguous"):
+        TorchCopyEngine({"a": torch.zeros(4, 4).t()[:2]})
+    with pytest.raises(ValueError, match="at least one pool"):
+        TorchCopyEngine({})
+
+
+def test_an_unknown_pool_is_a_key_error() -> None:
+    engine = TorchCopyEngine(make_pools())
+    assert engine.num_blocks("host") == 10
+    with pytest.raises(KeyError):
+        engine.submit("disk", "host", [])
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30))
+def test_runs_say_the_same_as_the_pairs(pairs: list[tuple[int, int]]) -> None:
+    joined = runs(pairs)
+    assert [(s + i, t + i) for s, t, count in joined for i in range(count)] == pairs
+    # Maximal: no run continues the one before it.
+    for (s, t, count), (s2, t2, _) in pairwise(joined):
+        assert (s + count, t + count) != (s2, t2)
+
+
+def test_check_pairs_allows_equal_ids_in_different_pools() -> None:
+    check_pairs([(0, 1), (1, 0)], 2, 2, same_pool=False)
