@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.engine_args import EngineArgs
-from firsttoken.core.identity import Identity
 from firsttoken.core.plan import RowStart, RowWork, StepPlan
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.engine.config import EngineConfig
@@ -18,9 +16,10 @@ from firsttoken.engine.loop import EngineLoop
 from firsttoken.engine.resolve import Machine, resolve
 from firsttoken.executor.interface import Executor
 from firsttoken.executor.torch_executor import TorchExecutor
-from firsttoken.kvcache.manager import KVCache
+from firsttoken.kvcache import KVCache
 from firsttoken.scheduler.budget import TokenCap
-from firsttoken.scheduler.scheduler import Scheduler, SchedulerConfig
+from firsttoken.scheduler.config import SchedulerConfig
+from firsttoken.scheduler.scheduler import Scheduler
 from firsttoken.transport.channel import EngineEnd
 from firsttoken.transport.messages import EngineInfo, Ready
 
@@ -66,9 +65,9 @@ def build_engine(args: EngineArgs, channel: EngineEnd, account: StartAccount) ->
 def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel: EngineEnd) -> EngineLoop:
     """Scheduler, KV cache and loop around an executor."""
     kv = KVCache(
+        config.executor.kv_format,
         config.executor.kv_blocks,
-        config.executor.kv_format.block_tokens,
-        identity=_identity_maker(fingerprint, config),
+        model=fingerprint,
         prefix_caching=config.prefix_caching,
     )
     scheduler = Scheduler(
@@ -80,11 +79,6 @@ def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel
         TokenCap(alone=config.prefill_tokens, mixed=config.mixed_prefill_tokens),
     )
     return EngineLoop(scheduler, kv, executor, channel, in_flight=config.in_flight)
-
-
-def _identity_maker(fingerprint: str, config: EngineConfig) -> Callable[[str], Identity]:
-    key = config.executor.kv_format.key
-    return lambda salt: Identity(model=fingerprint, kv_format=key, salt=salt)
 
 
 def warm_up(executor: Executor, config: EngineConfig, checkpoint: Checkpoint) -> None:

@@ -15,11 +15,11 @@ from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request
-from firsttoken.engine.gc_watch import GCWatch
 from firsttoken.executor.interface import Executor, StepHandle
-from firsttoken.kvcache.manager import KVCache
-from firsttoken.observability.ledger import StepLedger, StepRecord
-from firsttoken.scheduler.scheduler import PlannedStep, Scheduler, Update
+from firsttoken.kvcache import KVCache
+from firsttoken.observability.ledger import GCClock, StepLedger, StepRecord
+from firsttoken.scheduler.scheduler import Scheduler
+from firsttoken.scheduler.step import PlannedStep, Update
 from firsttoken.transport.channel import ChannelClosed, EngineEnd
 from firsttoken.transport.messages import (
     Abort,
@@ -60,14 +60,14 @@ class EngineLoop:
         self._depth = in_flight
         self._flying: deque[_InFlight] = deque()
         self._deltas: list[RequestDelta] = []
-        self._counts = {"finished": 0, "aborted": 0, "failed": 0}
         self._steps = 0
         self._last_step_ns = 0
         self._told_ns = 0
         self._stopping = False
         self._was_busy = False
         self.ledger = StepLedger()
-        self._gc = GCWatch()
+        self._gc = GCClock()
+        self._gc.start()
 
     def run(self) -> None:
         """Turn until told to stop or until the front end is gone. Raises what a step raised."""
@@ -82,12 +82,12 @@ class EngineLoop:
             raise
         finally:
             self._executor.close()
-            self._gc.close()
+            self._gc.stop()
             self._channel.close()
 
     def turn(self) -> None:
         """One turn: never longer than one step, or one heartbeat when idle."""
-        busy = bool(self._flying) or self._scheduler.has_work
+        busy = self._has_work
         for message in self._channel.receive(0 if busy else HEARTBEAT_S):
             self._obey(message)
         self._launch()
@@ -95,6 +95,10 @@ class EngineLoop:
             self._harvest()
         self._emit()
         self._check_when_idle()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._flying or self._scheduler.num_running or self._scheduler.num_waiting)
 
     # ------------------------------------------------------------------ messages
 
@@ -119,7 +123,6 @@ class EngineLoop:
     def _abort(self, request_id: int) -> None:
         request = self._scheduler.abort(request_id)
         if request is not None:
-            self._counts["aborted"] += 1
             self._deltas.append(_last_delta(request, [], "abort"))
 
     # ------------------------------------------------------------------ steps
@@ -153,7 +156,7 @@ class EngineLoop:
                 decode_rows=sum(1 for row in work if row.count == 1 and row.sample),
                 prefill_tokens=sum(row.count for row in work if row.count > 1 or not row.sample),
                 context_tokens=sum(row.start + row.count for row in work),
-                gc_ns=self._gc.take_ns(),
+                gc_ns=self._gc.take(),
             )
         )
 
@@ -164,7 +167,6 @@ class EngineLoop:
         if request.finish_reason is None:
             self._deltas.append(RequestDelta(request.request_id, tokens, logprobs, cached_tokens=request.num_cached))
             return
-        self._counts["failed" if request.finish_reason == "error" else "finished"] += 1
         self._deltas.append(_last_delta(request, tokens, request.finish_reason, logprobs=logprobs, error=update.error))
 
     # ------------------------------------------------------------------ telling
@@ -178,7 +180,7 @@ class EngineLoop:
         self._channel.send(StepOutputs(deltas, self._stats(now)))
 
     def _stats(self, now: int) -> EngineStats:
-        kv, scheduler = self._kv.stats(), self._scheduler
+        kv, scheduler, counters = self._kv.stats(), self._scheduler, self._scheduler.counters
         return EngineStats(
             steps=self._steps,
             running=scheduler.num_running,
@@ -186,13 +188,13 @@ class EngineLoop:
             kv_total=kv.total,
             kv_used=kv.used,
             kv_cached=kv.cached,
-            prompt_tokens=scheduler.counters.prompt_tokens,
-            cached_prompt_tokens=scheduler.counters.cached_tokens,
-            output_tokens=scheduler.counters.output_tokens,
-            preemptions=scheduler.counters.preemptions,
-            finished=self._counts["finished"],
-            aborted=self._counts["aborted"],
-            failed=self._counts["failed"],
+            prompt_tokens=counters.prompt_tokens,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
+            output_tokens=counters.output_tokens,
+            preemptions=counters.preemptions,
+            finished=counters.finished,
+            aborted=counters.aborted,
+            failed=counters.failed,
             heartbeat_ns=now,
             last_step_ns=self._last_step_ns,
         )
@@ -205,7 +207,7 @@ class EngineLoop:
 
     def _check_when_idle(self) -> None:
         """Production's share of the invariant check: once, each time that the engine falls idle."""
-        busy = bool(self._flying) or self._scheduler.has_work
+        busy = self._has_work
         if self._was_busy and not busy:
             self._kv.check()
         self._was_busy = busy

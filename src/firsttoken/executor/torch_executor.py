@@ -16,9 +16,9 @@ from firsttoken.core.plan import RowSample, StepPlan, StepResult
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.interface import MAIN_LANE
 from firsttoken.executor.rows import DeviceRows
-from firsttoken.kernels.paged_attention.context import AttentionContext, Segment
-from firsttoken.kernels.paged_attention.pool import KVPool
-from firsttoken.models.load import DecoderModel, load_model
+from firsttoken.kernels.paged_attention import AttentionContext, KVPool, Segment
+from firsttoken.models.decoder import DecoderModel
+from firsttoken.models.load import load_model
 from firsttoken.sampling.sampler import Sampler
 
 
@@ -38,7 +38,7 @@ class _Inputs:
 class TorchExecutor:
     """One model on one device. Forward and sampling are two segments, timed apart."""
 
-    lanes = (MAIN_LANE,)
+    lanes: tuple[str, ...] = (MAIN_LANE,)
 
     def __init__(self, config: ExecutorConfig, model: DecoderModel) -> None:
         self._config = config
