@@ -23,7 +23,7 @@ def test_an_assistant_may_have_said_nothing(content: object) -> None:
 
 def test_past_tool_calls_reach_the_template_as_objects() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Tōkyō"}'}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}
+    message = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []}
     [plain] = normalize_messages([message])
     assert plain["tool_calls"][0]["function"] == {"name": "f", "arguments": {"city": "Tōkyō"}}
     call["function"] = {"name": "f", "arguments": "not json"}
@@ -57,9 +57,12 @@ def test_a_developer_is_the_system_unless_the_template_knows_the_role() -> None:
         (user([{"type": "text", "text": "\udc00"}]), "messages[0].content[0].text"),
         ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
         ([{"role": "user", "content": "x", "mood": "good"}], "messages[0].mood"),
+        ([{"role": "assistant", "content": None, "refusal": "No."}], "messages[0].refusal"),
+        ([{"role": "user", "content": "x", "\udc00" * 99: 1}], "messages[0]." + "\\udc00" * 2),
         ([{"role": "user", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": "x"}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}], "messages[0].tool_calls[0]"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}],
             "messages[0].tool_calls[0].function.arguments",
@@ -69,7 +72,9 @@ def test_a_developer_is_the_system_unless_the_template_knows_the_role() -> None:
 def test_what_is_wrong_is_named(messages: object, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         normalize_messages(messages)
-    assert caught.value.param == param
+    assert caught.value.param is not None
+    assert caught.value.param.startswith(param)
+    assert len(caught.value.message) < 300
     assert caught.value.message.encode("utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,14 +44,17 @@ def _normalize(message: Any, path: str, developer: bool) -> dict[str, Any]:
         if role != "assistant":
             raise InvalidRequest(f"{path}.tool_calls: only an assistant calls tools", param=f"{path}.tool_calls")
         plain["tool_calls"] = _tool_calls(calls, f"{path}.tool_calls")
-    unknown = [key for key, value in message.items() if value is not None and key not in _KNOWN]
-    if unknown:
-        raise InvalidRequest(f"{path}.{unknown[0]} is not supported", param=f"{path}.{unknown[0]}")
+    for key, value in message.items():
+        if key not in _KNOWN and value not in _EMPTY:
+            field = f"{path}.{_short(key).strip(_QUOTES)}"
+            raise InvalidRequest(f"{field} is not supported", param=field)
     return plain
 
 
-# Fields of replies that clients send back as they got them; they hold nothing that a prompt needs.
-_KNOWN = {"role", "content", "tool_calls", "refusal", "annotations", *_PASSED_ON}
+_KNOWN = frozenset({"role", "content", "tool_calls", *_PASSED_ON})
+# Clients send replies back as they got them, fields that say nothing included ("refusal": null, "annotations": []).
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
+_QUOTES = "'\""
 
 
 def _content(content: Any, path: str, *, optional: bool) -> str:
@@ -88,7 +92,7 @@ def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
 
 def _tool_call(call: Any, path: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+    if not isinstance(function, Mapping) or call.get("type", "function") != "function":
         raise InvalidRequest(f"{path} must have a function with name and arguments", param=path)
     name = _text(function.get("name"), f"{path}.function.name")
     arguments = function.get("arguments", "")
@@ -115,7 +119,7 @@ def _object_or_text(arguments: str) -> Any:
 
 def _short(value: Any) -> str:
     """A value as an error message may show it: valid UTF-8 and not long."""
-    text = repr(value)[:80]
+    text = reprlib.repr(value)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
