@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.kernels.paged_attention import AttentionContext, AttentionSpec
 from firsttoken.kernels.rms_norm import RMSNorm
 from firsttoken.models.blocks import DecoderLayer
-from firsttoken.quantization import Linear
+from firsttoken.models.head import Head
+from firsttoken.quantization.row_table import RowTable
 
 
 class DecoderModel:
@@ -26,10 +26,11 @@ class DecoderModel:
         self,
         config: ModelConfig,
         attention: AttentionSpec,
-        embedding: Tensor,
+        embedding: RowTable,
         layers: Sequence[DecoderLayer],
         final_norm: RMSNorm,
-        head: Linear,
+        head: Head,
+        dtype: torch.dtype,
     ) -> None:
         self.config = config
         self.attention = attention
@@ -37,20 +38,12 @@ class DecoderModel:
         self.layers = list(layers)
         self.final_norm = final_norm
         self.head = head
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What projections compute in."""
-        return self.embedding.dtype
+        self.dtype = dtype
 
     @property
     def kv_dtype(self) -> str:
         """The KV format's dtype that fits this model: its own."""
         return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def device(self) -> torch.device:
-        return self.embedding.device
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +59,7 @@ class DecoderModel:
         the final norm, ``[R, hidden]`` in `dtype`.
         """
         attention.begin(self.attention, positions)
-        hidden = F.embedding(token_ids, self.embedding).float()
+        hidden = self.embedding.rows(token_ids)
         last = self.layers[-1]
         for layer in self.layers[:-1]:
             layer.finish(hidden, layer.attend(hidden, attention))
@@ -84,4 +77,4 @@ class DecoderModel:
         """``hidden [R, hidden]`` from `forward` -> ``[R, vocab]`` float32."""
         if hidden.shape[0] == 0:
             return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
-        return self.head(hidden).float()
+        return self.head(hidden)

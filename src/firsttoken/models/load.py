@@ -14,11 +14,13 @@ from firsttoken.kernels.paged_attention import AttentionSpec
 from firsttoken.kernels.rms_norm import RMSNorm
 from firsttoken.models.blocks import LayerBuilder
 from firsttoken.models.decoder import DecoderModel
+from firsttoken.models.head import FullHead, Head, RefinedHead
 from firsttoken.models.registry import family_of
 from firsttoken.models.rope import rope_table
 from firsttoken.models.tensors import EMBEDDING, FINAL_NORM, HEAD, check_tensors, expected_tensors
 from firsttoken.models.weights import RandomWeights, StoredWeights, Weights
-from firsttoken.quantization import linear_method
+from firsttoken.quantization import LinearMethod, StoredTensor, linear_method
+from firsttoken.quantization.row_table import RowTable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -51,18 +53,28 @@ def load_model(
         head_dim=config.head_dim,
         rope=rope_table(config.rope, config.head_dim, config.max_position),
     )
-    table = weights.matrix(EMBEDDING)
-    head = table if config.tie_word_embeddings else weights.matrix(HEAD)
+    embedding = weights.matrix(EMBEDDING)
+    table = RowTable(embedding, method.dtype)
+    tied = config.tie_word_embeddings
     return DecoderModel(
         config=config,
         attention=spec,
-        embedding=table.dequantize(method.dtype),
+        embedding=table,
         layers=[
             family.build_layer(LayerBuilder(config, weights, method, spec, index)) for index in range(config.num_layers)
         ],
         final_norm=RMSNorm(weights.vector(FINAL_NORM), config.rms_norm_eps, method.dtype),
-        head=method.linear(head, None),
+        head=_head(embedding, table, method) if tied else _head(weights.matrix(HEAD), None, method),
+        dtype=method.dtype,
     )
+
+
+def _head(matrix: StoredTensor, table: RowTable | None, method: LinearMethod) -> Head:
+    """``table`` holds the rows of ``matrix`` where they are kept already: a tied head."""
+    linear = method.linear(matrix, None)
+    if method.dtype == torch.float32:
+        return FullHead(linear)
+    return RefinedHead(linear, table or RowTable(matrix, method.dtype))
 
 
 def _weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Weights:

@@ -18,13 +18,14 @@ class Int4Linear:
     """torch's 4-bit CPU product: bfloat16 activations, one scale and one zero for 32 weights.
 
     It computes ``(code - 8) * scale + zero`` with both in bfloat16: Q4_1 and Q4_0 fit but for that rounding.
+    The zero makes up for the scale's rounding on the mean of each block.
     """
 
     __slots__ = ("_multiply", "bias", "scale_and_zero", "weight")
 
     def __init__(self, weight: FourBit, bias: Tensor | None) -> None:
         scale = weight.scale.bfloat16()
-        zero = weight.offset + weight.scale * 8.0
+        zero = _zero_for(weight, scale.float())
         self.weight = torch._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 2)
         self.scale_and_zero = torch.stack((scale, zero.bfloat16()), dim=-1).transpose(0, 1).contiguous()
         self.bias = None if bias is None else bias.bfloat16()
@@ -43,6 +44,12 @@ class Int4Linear:
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = self._multiply(x, self.weight, GROUP, self.scale_and_zero)
         return y if self.bias is None else y.add_(self.bias)
+
+
+def _zero_for(weight: FourBit, scale: Tensor) -> Tensor:
+    """The value of code 8, ``[N, K / 32]`` float32, that keeps a block's mean when its scale becomes ``scale``."""
+    mean_code = weight.codes.view(*scale.shape, GROUP).sum(-1, dtype=torch.int16).float().div_(GROUP)
+    return weight.offset + mean_code * (weight.scale - scale) + scale * 8.0
 
 
 class PackedMethod:
