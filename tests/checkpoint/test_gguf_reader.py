@@ -214,7 +214,7 @@ def test_every_cut_is_refused(write_gguf: Any, tmp_path: Path) -> None:
         assert caught.value.field
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_flipped_bytes_give_success_or_a_checkpoint_error(data: st.DataObject, write_gguf: Any) -> None:
     path = write_gguf(name="good.gguf")

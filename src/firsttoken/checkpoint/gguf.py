@@ -28,7 +28,7 @@ MAX_KEY_BYTES = 65535  # the format's own limit
 MAX_TENSOR_NAME_BYTES = 256  # the format says 64; some writers are generous
 MAX_DIMS = 4
 MAX_FIELDS = 65536
-MAX_TENSORS = 1 << 17
+MAX_TENSORS = 1 << 14
 # Above any real vocabulary with its merges; bounds the time that skipping strings can take.
 MAX_STRINGS = 2_000_000
 

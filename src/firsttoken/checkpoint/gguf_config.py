@@ -261,14 +261,17 @@ def _token_id(meta: GGUFMetadata, name: str, count: int) -> int | None:
     return token
 
 
-def read_generation(file: GGUFFile, vocabulary: GGUFVocabulary) -> GenerationConfig:
-    """Every end token: those that metadata names, and control tokens whose text is a known end marker."""
-    meta, count = file.metadata, len(vocabulary.tokens)
+def read_generation(file: GGUFFile, vocabulary: GGUFVocabulary, vocab_size: int) -> GenerationConfig:
+    """Every end token: those that metadata names, and control tokens whose text is a known end marker.
+
+    ``vocab_size`` is the model's: raises `CheckpointError` for a named end token that it cannot produce.
+    """
+    meta, count = file.metadata, min(len(vocabulary.tokens), vocab_size)
     named = [_token_id(meta, name, count) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
     marked = [
         token
         for token, kind in enumerate(vocabulary.token_types)
-        if kind == _CONTROL and vocabulary.tokens[token] in END_TOKENS
+        if kind == _CONTROL and token < count and vocabulary.tokens[token] in END_TOKENS
     ]
     ends = dict.fromkeys(token for token in (*named, *marked) if token is not None)
     return GenerationConfig(

@@ -34,7 +34,7 @@ def fetch_repository(
     ``offline`` uses what was fetched before. Raises `CheckpointError`.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     options: dict[str, Any] = {
         "cache_dir": None if cache is None else cache / "hub",
@@ -57,7 +57,10 @@ def fetch_repository(
         status = error.response.status_code
         advice = "check the name" if status == 404 else "log in with `hf auth login` if it is gated or private"
         raise CheckpointError(f"the hub answers {status}: {advice} ({_first_line(error)})", file=repository) from error
-    except (HFValidationError, OSError, ValueError, RuntimeError) as error:
+    except CheckpointError:
+        raise
+    # The errors of the HTTP client inside differ from one version of the library to the next.
+    except Exception as error:
         raise CheckpointError(f"cannot be fetched ({_first_line(error)})", file=repository) from error
 
 

