@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 # How often the engine's process is looked at, besides its channel: bounds how long a silent death can go unseen.
 _WATCH_S = 0.3
 _STOP_S = 5.0
+_STOP_STARTING_S = 0.1
 
 
 class AsyncLLM:
@@ -343,8 +344,10 @@ class AsyncLLM:
         if self._pool is not None:
             self._pool.close()
         if self._link is not None:
+            # An engine that is still starting does not look at its messages, and has nothing to finish.
+            patience = _STOP_S if self._link.ready.done() else _STOP_STARTING_S
             self._link.fail("it was shut down")
-            await asyncio.to_thread(self._link.handle.stop, _STOP_S)
+            await asyncio.to_thread(self._link.handle.stop, patience)
 
     async def __aenter__(self) -> AsyncLLM:
         await self.start()

@@ -56,7 +56,7 @@ class LLM:
         try:
             text = load_text(args)
         except BaseException:
-            handle.stop(_STOP_S)
+            handle.client.close()  # the engine leaves when it finds out; the error need not wait for that
             raise
         self._connect(handle, text, args.seed)
 

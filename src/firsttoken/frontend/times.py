@@ -12,7 +12,7 @@ from firsttoken.transport.messages import RequestDelta
 class RequestTimes:
     """Collects from the deltas of answer 0. Times are ns of the one clock (`core.clock`)."""
 
-    __slots__ = ("_sent", "cached_tokens", "preemptions", "timeline", "token_times")
+    __slots__ = ("_engine", "_sent", "cached_tokens", "preemptions", "timeline", "token_times")
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -20,16 +20,17 @@ class RequestTimes:
         self.preemptions = 0
         self.token_times: list[int] = []  # when each token arrived
         self._sent = timeline.stamps()
+        self._engine: list[tuple[int, int]] = []
 
     def note(self, delta: RequestDelta, ns: int) -> None:
         """Take what ``delta``, which arrived at ``ns``, says besides its tokens.
 
-        The engine may send its stamps in pieces or at the end, with or without the front end's own before them.
+        The engine may send its stamps in pieces or at the end, and may repeat those that are known already.
         """
         if delta.stamps:
-            own = len(self._sent)
-            repeats = own > 0 and delta.stamps[:own] == self._sent
-            self.timeline.extend(delta.stamps[own:] if repeats else delta.stamps)
+            fresh = _behind(_behind(delta.stamps, self._sent), self._engine)
+            self._engine += fresh
+            self.timeline.extend(fresh)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         self.preemptions = max(self.preemptions, delta.preemptions)
         self.token_times += [ns] * len(delta.tokens)
@@ -49,3 +50,8 @@ class RequestTimes:
             preemptions=self.preemptions,
             token_times=self.token_times,
         )
+
+
+def _behind(stamps: list[tuple[int, int]], known: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What follows ``known`` in ``stamps``, if they begin with it."""
+    return stamps[len(known) :] if known and stamps[: len(known)] == known else stamps
