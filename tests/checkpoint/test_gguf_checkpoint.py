@@ -199,6 +199,8 @@ def test_rope_factors_are_recognised_as_llama_3(write_gguf: Any) -> None:
         (lambda w: w.add_value_length(8), "llama.attention.value_length"),
         (lambda w: w.add_rope_dimension_count(8), "llama.rope.dimension_count"),
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "llama.rope.scaling.type"),
+        (lambda w: w.add_uint16("split.count", 3), "split.count"),
+        (lambda w: w.add_type("adapter"), "general.type"),
         (lambda w: w.add_vocab_size(2), "tokenizer.ggml.eos_token_id"),
         (lambda w: w.add_logit_scale(2.0), "llama.logit_scale"),
         (lambda w: w.add_pad_token_id(8), "tokenizer.ggml.padding_token_id"),

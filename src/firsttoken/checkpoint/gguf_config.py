@@ -85,6 +85,12 @@ def _key_names(arch: str) -> dict[str, str]:
 
 
 def _refuse_unsupported(meta: GGUFMetadata, arch: str) -> None:
+    parts = meta.integer("split.count", default=1)
+    if parts > 1:
+        raise meta.fail("split.count", f"the file is one of {parts} parts: merge them with llama-gguf-split --merge")
+    kind = meta.text("general.type", default="model")
+    if kind != "model":
+        raise meta.fail("general.type", f"the file holds {kind!r:.80}, not a model")
     if meta.integer(f"{arch}.expert_count", default=0) > 0:
         raise meta.fail(f"{arch}.expert_count", "the model is a mixture of experts, which is not supported")
     window = meta.optional_integer(f"{arch}.attention.sliding_window")

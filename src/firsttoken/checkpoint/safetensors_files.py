@@ -25,6 +25,7 @@ INDEX_FILE = "model.safetensors.index.json"
 # Room for some 60,000 tensors a file; bounds what decoding a damaged header can cost.
 MAX_HEADER_BYTES = 8 << 20
 MAX_DIMS = 8
+METADATA = "__metadata__"
 
 # Bytes an element: the dtypes of the format whose elements fill whole bytes.
 DTYPE_BYTES = {
@@ -35,10 +36,12 @@ DTYPE_BYTES = {
 }
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
+class _Entry(msgspec.Struct, frozen=True, gc=False):
+    """A tensor's line in the header. The defaults, which no check lets pass, allow `METADATA` among the lines."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    data_offsets: tuple[int, int] = (0, 0)
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -51,6 +54,18 @@ class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
 
 
+def _decode_header(raw: bytes, file: str) -> dict[str, _Entry]:
+    try:
+        entries = msgspec.json.decode(raw, type=dict[str, _Entry])
+        entries.pop(METADATA, None)
+        return entries
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # Once more, slowly, to learn which tensor's line it is.
+        lines: dict[str, msgspec.Raw] = decode_json(raw, dict[str, msgspec.Raw], file, "header")
+        lines.pop(METADATA, None)
+        return {name: decode_json(line, _Entry, file, name) for name, line in lines.items()}
+
+
 def _check_header(data: mmap.mmap, file: str) -> dict[str, tuple[TensorInfo, int]]:
     """Every tensor's info and absolute offset; raises `CheckpointError` naming the tensor at fault."""
 
@@ -60,9 +75,7 @@ def _check_header(data: mmap.mmap, file: str) -> dict[str, tuple[TensorInfo, int
     size = int.from_bytes(data[:8], "little")
     if size > min(MAX_HEADER_BYTES, len(data) - 8):
         raise fail("header length", f"is {size} bytes in a file of {len(data)}: it is cut short or damaged")
-    header = decode_json(data[8 : 8 + size], dict[str, msgspec.Raw], file, "header")
-    header.pop("__metadata__", None)
-    entries: dict[str, _Entry] = {name: decode_json(raw, _Entry, file, name) for name, raw in header.items()}
+    entries = _decode_header(data[8 : 8 + size], file)
     base, position = 8 + size, 0
     tensors: dict[str, tuple[TensorInfo, int]] = {}
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
@@ -80,7 +93,7 @@ def _check_header(data: mmap.mmap, file: str) -> dict[str, tuple[TensorInfo, int
         if base + end > len(data):
             raise fail(name, f"ends at byte {base + end} of a file of {len(data)}: it is cut short; fetch it again")
         position = end
-        tensors[name] = (TensorInfo(name, tuple(entry.shape), entry.dtype, needed), base + begin)
+        tensors[name] = (TensorInfo(name, entry.shape, entry.dtype, needed), base + begin)
     if base + position != len(data):
         raise fail("data", f"has {len(data) - base} bytes where the tensors take {position}: the file is damaged")
     return tensors
