@@ -168,6 +168,16 @@ async def test_an_engine_that_cannot_start_says_why(tokenizer):
     assert not handle.alive()
 
 
+async def test_a_shutdown_while_starting_ends_the_start(tokenizer):
+    handle = StubEngine(says("hi"), start_s=0.3)
+    llm = AsyncLLM(handle, tokenizer=tokenizer)
+    starting = asyncio.create_task(llm.start())
+    await asyncio.sleep(0.02)
+    await llm.shutdown()
+    with pytest.raises(EngineDead, match="shut down"):
+        await asyncio.wait_for(starting, 1)
+
+
 async def test_use_before_start_is_an_error_and_generate_starts(tokenizer):
     llm = AsyncLLM(StubEngine(says("hi"), start_s=0.05), tokenizer=tokenizer)
     with pytest.raises(RuntimeError, match="start"):

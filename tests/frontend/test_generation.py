@@ -152,14 +152,25 @@ async def test_two_live_requests_may_share_a_name(serve):
     assert (text_of(one), text_of(two)) == ("1" * 5, "A" * 5)
 
 
-async def test_what_piles_up_is_merged(serve):
-    llm = await serve(says("x" * 300))
-    generation = llm.open(PROMPT, SamplingParams(max_tokens=400, logprobs=2))
+async def test_what_piles_up_is_merged_in_turns(serve):
+    llm = await serve(says("x" * 1000))
+    generation = llm.open(PROMPT, SamplingParams(max_tokens=2000, logprobs=2, stop=["y" * 50]))
     await settle(llm, finished=1)
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(others())
     deltas = await read(generation)
-    assert len(deltas) == 1
-    assert deltas[0].text == "x" * 300
-    assert len(deltas[0].logprobs) == len(deltas[0].token_ids) == 301
+    ticking.cancel()
+    assert len(deltas) == 8
+    assert turns >= 7, "a late reader must let others run between its pieces"
+    assert text_of(deltas) == "x" * 1000
+    assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
 
 
 async def test_cancel_is_immediate_and_idempotent(serve):

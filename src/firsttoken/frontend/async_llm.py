@@ -103,7 +103,10 @@ class AsyncLLM:
         tokenizer: Tokenizer | None = None,
         text_workers: int = 2,
     ) -> AsyncLLM:
-        """As `launch`, but the engine starts on the first `generate`, `encode`, `render_chat` or `start`."""
+        """As `launch`, but the engine starts on the first `generate`, `encode`, `render_chat` or `start`.
+
+        Requests that bring no seed draw theirs from a generator that starts at ``args.seed``.
+        """
         llm = cls(tokenizer=tokenizer, seed=args.seed, text_workers=text_workers)
         llm._args, llm._in_process = args, in_process
         return llm
@@ -121,6 +124,9 @@ class AsyncLLM:
             if self._args is not None:
                 if self._link is None:
                     self._link = EngineLink(await asyncio.to_thread(_start_engine, self._args, self._in_process))
+                if self._closed:  # shut down meanwhile, when there was no engine yet to stop
+                    await asyncio.to_thread(self._link.handle.stop, _STOP_STARTING_S)
+                    raise EngineDead("the engine was shut down while it started")
                 self._text = await asyncio.to_thread(load_text, self._args, tokenizer=self._text.tokenizer)
             if self._link is None:
                 raise RuntimeError("AsyncLLM needs a started engine's handle: use AsyncLLM.launch(EngineArgs(...))")

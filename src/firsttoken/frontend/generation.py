@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["Delta", "Generation", "GenerationFailed"]
 
 
+# Arrivals (a token each, as a rule) that a consumer turns into text before it lets others run: a reader that comes back
+# late to thousands of tokens and dozens of stop strings must not hold up the rest.
+_TURN = 128
+
+
 class GenerationFailed(FirstTokenError):
     """The engine could not go on with this one request; HTTP answers 500. The engine lives."""
 
@@ -37,8 +42,8 @@ class Generation:
 
     Each answer's last delta has a ``finish_reason``; after the last answer's the iteration stops. What the engine
     sends is only noted when it comes; text is made in the consumer's own task, so no caller waits for another's
-    detokenising. Tokens that pile up behind a slow consumer are merged into one delta per answer; their number is
-    bounded by ``max_tokens``.
+    detokenising. Tokens that pile up behind a slow consumer are merged into few deltas; their number is bounded by
+    ``max_tokens``.
 
     The iteration raises `InvalidRequest` when the engine refused the request, `GenerationFailed` when it failed in
     the engine, and `EngineDead` when the engine stopped; what arrived before is given first.
@@ -67,6 +72,7 @@ class Generation:
         # Engine ids of the answers whose last delta has not come yet. Their order is the answers'.
         self._live = {request.id: index for index, request in enumerate(requests)}
         self._pending: list[tuple[int, RequestDelta, int]] = []
+        self._behind = False  # more was waiting than one turn takes
         self._ready: deque[Delta] = deque()
         self._unfinished = len(requests)
         self._error: Exception | None = None
@@ -85,6 +91,8 @@ class Generation:
             if self._ready:
                 return self._ready.popleft()
             if self._pending:
+                if self._behind:
+                    await asyncio.sleep(0)  # the others' turn
                 self._collect()
             elif self._error is not None:
                 raise self._error
@@ -164,8 +172,10 @@ class Generation:
         self._wake()
 
     def _collect(self) -> None:
-        """Turn what has arrived into deltas, one for each answer that gained something."""
-        pending, self._pending = self._pending, []
+        """Turn what has arrived, up to a turn's share, into deltas: one for each answer that gained something."""
+        pending = self._pending[:_TURN]
+        del self._pending[:_TURN]
+        self._behind = bool(self._pending)
         if len(pending) == 1:
             self._take(pending[0][0], pending)
             return
