@@ -7,8 +7,8 @@ which costs milliseconds of time to first token when many callers start together
 from __future__ import annotations
 
 import asyncio
+import random
 import re
-import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -27,6 +27,8 @@ EVENT_STREAM = [
     (b"x-accel-buffering", b"no"),
 ]
 MAX_ID_CHARS = 128
+# Seeded once by the operating system; of its own, so that a caller of random.seed() cannot make ids repeat.
+_IDS = random.Random()
 _NOT_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
 
 
@@ -196,7 +198,12 @@ def request_id(scope: Scope) -> str:
         cleaned = _NOT_ID.sub(b"", given[: 4 * MAX_ID_CHARS])[:MAX_ID_CHARS]
         if cleaned:
             return cleaned.decode("ascii")
-    return f"req-{secrets.token_hex(12)}"
+    return unique_id("req")
+
+
+def unique_id(prefix: str) -> str:
+    """A name that no other exchange has. Not a secret, so the operating system need not be asked for it each time."""
+    return f"{prefix}-{_IDS.getrandbits(96):024x}"
 
 
 def _too_large(limit: int) -> ApiError:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark
-from firsttoken.server.call import Call
+from firsttoken.observability.account import server_timing_header
+from firsttoken.server.call import Call, unique_id
 from firsttoken.server.decode import RequestDecoder, check_template_kwargs, decode_messages, off_loop
 from firsttoken.server.encode import (
     ChunkWriter,
     TokenNames,
     chat_choice,
-    finite,
-    server_timing,
+    chat_text_choice,
     stop_extra,
     to_json,
     token_ids_extra,
@@ -25,7 +25,7 @@ from firsttoken.server.encode import (
 )
 from firsttoken.server.sampling import cache_salt, chat_params, priority
 from firsttoken.server.schema import ChatRequest
-from firsttoken.server.state import AppState, new_id
+from firsttoken.server.state import AppState
 from firsttoken.server.streaming import check_stream_options, deltas, named
 
 if TYPE_CHECKING:
@@ -116,19 +116,25 @@ class ChatRoute:
     async def _stream(self, call: Call, job: ChatJob) -> None:
         options = job.request.stream_options
         writer = ChunkWriter(
-            id_=new_id("chatcmpl"),
+            id_=unique_id("chatcmpl"),
             kind="chat.completion.chunk",
             created=int(time.time()),
             model=self._state.llm.model_name,
+            text_choice=chat_text_choice,
             usage_last=bool(options and options.include_usage),
             usage_always=bool(options and options.continuous_usage_stats),
         )
         begun: set[int] = set()
+        simple = not (job.wants_logprobs or job.request.return_token_ids or writer.usage_always)
         unfinished = job.params.n
         # Headers wait for the first delta: until then a failure is a plain status, and both go out together.
         async for delta in deltas(job.generation, prompt_field="messages"):
             if not call.started:
                 await call.start_stream()
+            if simple and delta.finish_reason is None and delta.index in begun:
+                if delta.text:
+                    await call.write(writer.plain(delta.index, delta.text))
+                continue
             events = self._events(writer, job, delta, begun)
             if delta.finish_reason is not None:
                 unfinished -= 1
@@ -173,7 +179,7 @@ class ChatRoute:
                 answer.last = delta
         timings = job.generation.timings()
         body: dict[str, Any] = {
-            "id": new_id("chatcmpl"),
+            "id": unique_id("chatcmpl"),
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self._state.llm.model_name,
@@ -183,8 +189,8 @@ class ChatRoute:
         if job.request.return_token_ids:
             body["prompt_token_ids"] = job.prompt.tolist()
         if job.request.timings:
-            body["timings"] = finite(timings)
-        await call.reply(200, to_json(body), [(b"server-timing", server_timing(timings))])
+            body["timings"] = timings
+        await call.reply(200, to_json(body), [(b"server-timing", server_timing_header(timings).encode())])
 
     def _choice(self, index: int, answer: _Answer, job: ChatJob) -> dict[str, Any]:
         assert answer.last is not None

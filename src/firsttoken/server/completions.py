@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark, Timeline
-from firsttoken.server.call import Call
+from firsttoken.observability.account import server_timing_header
+from firsttoken.server.call import Call, unique_id
 from firsttoken.server.decode import Prompt, RequestDecoder, decode_prompts, off_loop
 from firsttoken.server.encode import (
     ChunkWriter,
     TokenNames,
-    finite,
     join_legacy,
-    server_timing,
     stop_extra,
     text_choice,
     to_json,
@@ -29,7 +28,7 @@ from firsttoken.server.encode import (
 from firsttoken.server.errors import bad_request
 from firsttoken.server.sampling import cache_salt, completion_params, priority
 from firsttoken.server.schema import CompletionRequest
-from firsttoken.server.state import AppState, new_id
+from firsttoken.server.state import AppState
 from firsttoken.server.streaming import check_stream_options, deltas
 
 if TYPE_CHECKING:
@@ -188,10 +187,11 @@ class CompletionRoute:
     async def _stream(self, call: Call, job: CompletionJob) -> None:
         options = job.request.stream_options
         writer = ChunkWriter(
-            id_=new_id("cmpl"),
+            id_=unique_id("cmpl"),
             kind="text_completion",
             created=int(time.time()),
             model=self._state.llm.model_name,
+            text_choice=text_choice,
             usage_last=bool(options and options.include_usage),
             usage_always=bool(options and options.continuous_usage_stats),
         )
@@ -232,7 +232,7 @@ class CompletionRoute:
                     answer.logprobs.append(logprobs)
         timings = job.timings()
         body: dict[str, Any] = {
-            "id": new_id("cmpl"),
+            "id": unique_id("cmpl"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": self._state.llm.model_name,
@@ -240,8 +240,8 @@ class CompletionRoute:
             "usage": job.usage(),
         }
         if job.request.timings:
-            body["timings"] = finite(timings)
-        await call.reply(200, to_json(body), [(b"server-timing", server_timing(timings))])
+            body["timings"] = timings
+        await call.reply(200, to_json(body), [(b"server-timing", server_timing_header(timings).encode())])
 
     def _choice(self, index: int, job: CompletionJob) -> dict[str, Any]:
         answer = job.answers[index]

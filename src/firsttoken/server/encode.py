@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from firsttoken.frontend.generation import Delta
     from firsttoken.text.tokenizer import Tokenizer
 
+# Non-finite numbers become null: what leaves here is always JSON.
 to_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 # JSON has no infinity: an impossible token gets this floor, as OpenAI does.
@@ -31,11 +32,22 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
 
 
 class ChunkWriter:
-    """The server-sent events of one streaming answer; ``kind`` is OpenAI's ``object``."""
+    """The server-sent events of one streaming answer; ``kind`` is OpenAI's ``object``, ``text_choice`` encodes a choice
+    with an index and an encoded text."""
 
     def __init__(
-        self, *, id_: str, kind: str, created: int, model: str, usage_last: bool = False, usage_always: bool = False
+        self,
+        *,
+        id_: str,
+        kind: str,
+        created: int,
+        model: str,
+        text_choice: Callable[[int, bytes], bytes],
+        usage_last: bool = False,
+        usage_always: bool = False,
     ) -> None:
+        self._text_choice = text_choice
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
         fixed = to_json({"id": id_, "object": kind, "created": created, "model": model})
         self._head = b"data: " + fixed[:-1] + b',"choices":['
         self._usage_last = usage_last
@@ -49,13 +61,25 @@ class ChunkWriter:
             return self._head + choice + b'],"usage":' + to_json(used) + b"}\n\n"
         return self._head + choice + self._tail
 
+    def plain(self, index: int, text: str) -> bytes:
+        """A chunk with nothing but text in it, which nearly all chunks are; not for ``usage_always``."""
+        frame = self._frames.get(index)
+        if frame is None:
+            frame = self._frames[index] = self._frame(index)
+        return frame[0] + to_json(text) + frame[1]
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text in a plain chunk of the choice ``index``."""
+        before, _, after = self.event(self._text_choice(index, b"\0")).partition(b"\0")
+        return before, after
+
     def last(self, used: dict[str, Any], timings: dict[str, Any] | None) -> bytes:
         """What follows the last delta: usage and timings where asked for, and the end mark."""
         if not self._usage_last and timings is None:
             return DONE
         extra = b'],"usage":' + (to_json(used) if self._usage_last else b"null")
         if timings is not None:
-            extra += b',"timings":' + to_json(finite(timings))
+            extra += b',"timings":' + to_json(timings)
         return self._head + extra + b"}\n\n" + DONE
 
 
@@ -64,6 +88,11 @@ def chat_choice(
 ) -> bytes:
     """An encoded choice of a chat chunk; ``more`` starts with a comma."""
     return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}' % (index, delta, logprobs, finish, more)
+
+
+def chat_text_choice(index: int, text: bytes) -> bytes:
+    """An encoded choice of a chat chunk that brings text."""
+    return chat_choice(index, b'{"content":' + text + b"}")
 
 
 def text_choice(
@@ -145,27 +174,3 @@ def join_legacy(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def floor(logprob: float) -> float:
     return max(logprob, LOGPROB_FLOOR) if math.isfinite(logprob) else LOGPROB_FLOOR
-
-
-# ---------------------------------------------------------------------------- timings
-
-
-def server_timing(timings: dict[str, Any]) -> bytes:
-    """The stages in ms as a ``Server-Timing`` header."""
-    parts = [
-        f"{name};dur={value:.3f}"
-        for name, value in timings.items()
-        if name.endswith("_ms") and isinstance(value, int | float) and math.isfinite(value)
-    ]
-    return ", ".join(parts).encode("ascii")
-
-
-def finite(value: Any) -> Any:
-    """The same with what JSON cannot say replaced by null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value

@@ -70,8 +70,10 @@ def refused_fields(struct: type[msgspec.Struct]) -> tuple[str, ...]:
 
 def refuse_unimplemented(request: msgspec.Struct, fields: tuple[str, ...], prefix: str = "") -> None:
     """Raises a 400 naming the first field that asks for something we would ignore."""
-    for name in fields:
-        value = getattr(request, name)
+    values = [getattr(request, name) for name in fields]
+    if values.count(None) == len(values):
+        return
+    for name, value in zip(fields, values, strict=True):
         if value is None or any(_same(value, harmless) for harmless in HARMLESS[name]):
             continue
         advice = _ADVICE.get(name) or _advice(name)

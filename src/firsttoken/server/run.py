@@ -12,11 +12,13 @@ import gc
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
 from firsttoken.core.errors import ConfigError
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 KEEP_ALIVE_S = 75
 # What connections get to close themselves once all their calls have ended.
 CLOSE_S = 2
+LAG_EVERY_S = 0.25
 _POLL_S = 0.01
 
 
@@ -64,6 +67,7 @@ async def _serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ending.on_signal)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
+        watching = asyncio.create_task(_watch_loop(llm.metrics.loop_lag))
         while not (server.started or serving.done()):  # noqa: ASYNC110  # uvicorn offers no event
             await asyncio.sleep(0.001)
         # What was made during the start lives as long as the process: the collector need not look at it again.
@@ -71,9 +75,27 @@ async def _serve(
         gc.freeze()
         _print_start(llm, config, listener, now_ns() - began_ns)
         await serving
+        watching.cancel()
         return ending.exit_code
     finally:
         await llm.shutdown()
+
+
+async def _watch_loop(observe: Callable[[float], None]) -> None:
+    """Measure how late the event loop wakes up, in seconds: the first sign of work that does not belong on it."""
+    while True:
+        due = time.monotonic() + LAG_EVERY_S
+        await asyncio.sleep(LAG_EVERY_S)
+        observe(max(time.monotonic() - due, 0.0))
+
+
+class _Protocol(HttpToolsProtocol):
+    """Writes go to the socket at once. uvloop would keep them until every task that is ready has run: the first token
+    of one stream would wait for the next tokens of all the others."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -86,13 +108,14 @@ def _uvicorn_config(app: FirstTokenApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         interface="asgi3",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_S,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,8 +44,3 @@ def model_not_found(name: str, served: str) -> ApiError:
         param="model",
         code="model_not_found",
     )
-
-
-def new_id(prefix: str) -> str:
-    """An answer's id. Never the caller's: two live requests may carry the same ``X-Request-Id``."""
-    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,218 @@
+"""What the API process adds to the first token when 64 callers stream at once, over real HTTP.
+
+    python benchmarks/http_streaming.py            # a table
+    python benchmarks/http_streaming.py --json     # one object
+
+Three processes: the scripted engine (no model; a step takes ``--step-ms``), the API process as it serves, and this
+one with the callers. The answer's ``timings`` say what was the engine's: its queue, its prefill, and the way to it, in
+which a request mostly waits for the running step to end (the engine reads between steps). The *added* time is the
+caller's time to first token less those: parsing, template, tokenising, the way back from the engine, detokenising,
+writing, the kernel's sockets and the caller's own reading.
+
+``steady``: each caller asks again as soon as its answer ended, so that requests arrive one by one among 64 live
+streams. ``burst``: all 64 send at the same instant; the median then waits for half of the others' parsing as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from firsttoken.cli.report import header
+from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
+from firsttoken.core.request import EngineRequest
+from firsttoken.observability.percentiles import percentiles
+
+CALLERS = 64
+END = b"data: [DONE]\n\n"
+TARGET_MS = 1.0
+
+
+# --------------------------------------------------------------------- the server
+
+
+def script(request: EngineRequest) -> list[int]:
+    """What the engine says: letters, up to the length asked for."""
+    return [ord("x")] * request.max_tokens
+
+
+def serve(step_ms: float) -> int:
+    """The API process, with the scripted engine in a child process of its own."""
+    from firsttoken.engine.stub import StubProcess
+    from firsttoken.frontend.async_llm import AsyncLLM
+    from firsttoken.server.config import ServerConfig
+    from firsttoken.server.run import run_server
+    from firsttoken.text.chat_template import ChatTemplate
+    from tests.support.byte_tokenizer import GENERATION, TEMPLATE, VOCAB_SIZE, byte_tokenizer
+
+    async def launch() -> AsyncLLM:
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer = byte_tokenizer(Path(folder))
+        engine = StubProcess("http_streaming:script", vocab_size=VOCAB_SIZE, step_s=step_ms / 1000)
+        llm = AsyncLLM(
+            engine,
+            tokenizer=tokenizer,
+            chat_template=ChatTemplate(TEMPLATE),
+            generation_config=GENERATION,
+            model_name="stub",
+        )
+        await llm.start()
+        return llm
+
+    return run_server(ServerConfig(port=0), launch)
+
+
+# --------------------------------------------------------------------- the callers
+
+
+class Caller(asyncio.Protocol):
+    """One keep-alive connection: sends a request, notes when the first event came and what the engine took."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._asked_ns = 0
+        self._first_ns = 0
+        self._done: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+
+    def data_received(self, data: bytes) -> None:
+        if not self._first_ns and b"data: " in data:
+            self._first_ns = now_ns()
+        self._received += data
+        if self._received.endswith(END + b"\r\n0\r\n\r\n") and self._done is not None:
+            self._done.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(ConnectionError("the server closed the connection"))
+
+    async def ask(self, request: bytes) -> tuple[float, float]:
+        """``(time to first token, engine's part of it)`` in ms."""
+        assert self._transport is not None
+        self._received.clear()
+        self._first_ns = 0
+        self._done = asyncio.get_running_loop().create_future()
+        self._asked_ns = now_ns()
+        self._transport.write(request)
+        await self._done
+        found = re.search(rb'"timings":(\{.*\})\}\n\ndata: \[DONE\]', bytes(self._received))
+        if found is None:
+            raise RuntimeError(f"an answer without timings: {bytes(self._received[:300])!r}")
+        timings = json.loads(found.group(1))
+        engine_ms = timings["transport"]["to_engine_ms"] + timings["queue_ms"] + timings["prefill_ms"]
+        return (self._first_ns - self._asked_ns) / NS_PER_MS, engine_ms
+
+
+def request_bytes(tokens: int) -> bytes:
+    """A chat request of about 600 characters."""
+    messages = [{"role": "system", "content": "You are a helpful assistant. " * 10}]
+    messages.append({"role": "user", "content": "Tell me something about streaming. " * 9})
+    fields = {"messages": messages, "max_tokens": tokens, "stream": True, "timings": True, "temperature": 0}
+    body = json.dumps(fields).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+Sample = tuple[float, float]
+
+
+async def steady(callers: list[Caller], request: bytes, seconds: float, answer_s: float) -> list[Sample]:
+    """Samples of closed loops, started evenly over one answer's time."""
+    samples: list[Sample] = []
+    until = now_ns() + int(seconds * NS_PER_S)
+
+    async def loop(caller: Caller, delay: float) -> None:
+        await asyncio.sleep(delay)
+        await caller.ask(request)  # the first one only brings the callers out of step
+        while now_ns() < until:
+            samples.append(await caller.ask(request))
+
+    await asyncio.gather(*(loop(one, answer_s * rank / len(callers)) for rank, one in enumerate(callers)))
+    return samples
+
+
+async def burst(callers: list[Caller], request: bytes, rounds: int) -> list[Sample]:
+    samples: list[Sample] = []
+    for _ in range(rounds):
+        samples += await asyncio.gather(*(caller.ask(request) for caller in callers))
+        await asyncio.sleep(0.05)
+    return samples
+
+
+def summary(samples: list[Sample]) -> dict[str, Any]:
+    return {
+        "requests": len(samples),
+        "ttft_ms": percentiles(ttft for ttft, _ in samples),
+        "engine_ms": percentiles(engine for _, engine in samples),
+        "added_ms": percentiles(ttft - engine for ttft, engine in samples),
+    }
+
+
+async def measure(port: int, options: argparse.Namespace) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    callers = [(await loop.create_connection(Caller, "127.0.0.1", port))[1] for _ in range(options.callers)]
+    request = request_bytes(options.tokens)
+    await burst(callers, request, 1)  # warm
+    alone = [await callers[0].ask(request) for _ in range(10)]
+    flowing = await steady(callers, request, options.seconds, options.tokens * options.step_ms / 1000)
+    together = await burst(callers, request, options.rounds)
+    return {"alone": summary(alone), "steady": summary(flowing), "burst": summary(together)}
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--serve", "--step-ms", str(options.step_ms)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
+    assert server.stdout is not None
+    try:
+        banner = server.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", banner)
+        if found is None:
+            raise RuntimeError(f"the server did not start: {banner!r}")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(measure(int(found.group(1)), options))
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--callers", type=int, default=CALLERS)
+    parser.add_argument("--tokens", type=int, default=64, help="length of an answer")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="time of the scripted engine's step")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of the steady part")
+    parser.add_argument("--rounds", type=int, default=5, help="bursts")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        return serve(options.step_ms)
+    result = run(options)
+    reached = result["steady"]["added_ms"]["p50"] < TARGET_MS
+    if options.json:
+        setup = {"callers": options.callers, "output": options.tokens, "step_ms": options.step_ms}
+        print(json.dumps({**header(), **setup, **result, "target_ms": TARGET_MS, "reached": reached}))
+    else:
+        for name, found in result.items():
+            added = found["added_ms"]
+            figures = "  ".join(f"{key} {added[key]:6.2f}" for key in ("p50", "p90", "p99", "max"))
+            print(f"{name:7} {found['requests']:5} requests, ms added to the first token: {figures}")
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
