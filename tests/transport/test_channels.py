@@ -124,3 +124,11 @@ def test_rubbish_on_the_socket_closes_the_channel():
         engine.receive(1.0)
     engine.close()
     right.close()
+
+
+def test_sending_to_a_dead_peer_says_so():
+    engine, client = _socket_channel()
+    engine.close()
+    with pytest.raises(ChannelClosed):
+        client.send(Shutdown())
+    client.close()

@@ -165,7 +165,17 @@ class EngineLoop:
         tokens = [] if update.token is None else [update.token]
         logprobs = None if update.logprobs is None else [update.logprobs]
         if request.finish_reason is None:
-            self._deltas.append(RequestDelta(request.request_id, tokens, logprobs, cached_tokens=request.num_cached))
+            # The first delta brings the stamps so far: the front end may end the request itself (a stop string).
+            first = request.num_output == 1
+            self._deltas.append(
+                RequestDelta(
+                    request.request_id,
+                    tokens,
+                    logprobs,
+                    cached_tokens=request.num_cached,
+                    stamps=_engine_stamps(request) if first else [],
+                )
+            )
             return
         self._deltas.append(_last_delta(request, tokens, request.finish_reason, logprobs=logprobs, error=update.error))
 
@@ -229,6 +239,11 @@ def _last_delta(
         stop_reason=request.stop_reason,
         error=error,
         cached_tokens=request.num_cached,
-        stamps=request.timeline.stamps()[request.num_front_stamps :],
+        stamps=_engine_stamps(request),
         preemptions=request.preemptions,
     )
+
+
+def _engine_stamps(request: Request) -> list[tuple[int, int]]:
+    """The engine's own part of the timeline."""
+    return request.timeline.stamps()[request.num_front_stamps :]

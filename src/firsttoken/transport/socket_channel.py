@@ -106,8 +106,12 @@ class SocketClientEnd:
             if self._closed:
                 raise ChannelClosed
             if not self._backlog:
-                with contextlib.suppress(BlockingIOError):
+                try:
                     data = data[self._sock.send(data) :]
+                except BlockingIOError:
+                    pass
+                except OSError as error:
+                    raise ChannelClosed from error
             if data:
                 self._backlog.append(data)
                 if len(self._backlog) == 1:
