@@ -9,8 +9,9 @@ which a request mostly waits for the running step to end (the engine reads betwe
 caller's time to first token less those: parsing, template, tokenising, the way back from the engine, detokenising,
 writing, the kernel's sockets and the caller's own reading.
 
-``steady``: each caller asks again as soon as its answer ended, so that requests arrive one by one among 64 live
-streams. ``burst``: all 64 send at the same instant; the median then waits for half of the others' parsing as well.
+``alone``: one caller. ``steady``: each of 64 callers asks again after a pause of up to a step (so that arrivals do not
+keep time with the steps): requests arrive one by one among the live streams. ``burst``: all 64 send at the same
+instant; the median then waits for half of the others' parsing as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import re
 import subprocess
 import sys
@@ -130,8 +132,9 @@ def request_bytes(tokens: int) -> bytes:
 Sample = tuple[float, float]
 
 
-async def steady(callers: list[Caller], request: bytes, seconds: float, answer_s: float) -> list[Sample]:
+async def steady(callers: list[Caller], request: bytes, seconds: float, answer_s: float, step_s: float) -> list[Sample]:
     """Samples of closed loops, started evenly over one answer's time."""
+    pauses = random.Random(0)
     samples: list[Sample] = []
     until = now_ns() + int(seconds * NS_PER_S)
 
@@ -139,6 +142,7 @@ async def steady(callers: list[Caller], request: bytes, seconds: float, answer_s
         await asyncio.sleep(delay)
         await caller.ask(request)  # the first one only brings the callers out of step
         while now_ns() < until:
+            await asyncio.sleep(pauses.uniform(0, step_s))
             samples.append(await caller.ask(request))
 
     await asyncio.gather(*(loop(one, answer_s * rank / len(callers)) for rank, one in enumerate(callers)))
@@ -168,7 +172,8 @@ async def measure(port: int, options: argparse.Namespace) -> dict[str, Any]:
     request = request_bytes(options.tokens)
     await burst(callers, request, 1)  # warm
     alone = [await callers[0].ask(request) for _ in range(10)]
-    flowing = await steady(callers, request, options.seconds, options.tokens * options.step_ms / 1000)
+    step_s = options.step_ms / 1000
+    flowing = await steady(callers, request, options.seconds, options.tokens * step_s, step_s)
     together = await burst(callers, request, options.rounds)
     return {"alone": summary(alone), "steady": summary(flowing), "burst": summary(together)}
 

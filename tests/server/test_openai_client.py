@@ -79,8 +79,8 @@ async def test_errors_are_the_clients_own(url):
         with pytest.raises(openai.BadRequestError) as bad:
             await ai.chat.completions.create(model="stub", messages=MESSAGES, temperature=-1, stream=True)
         assert bad.value.param == "temperature"
+        tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
         with pytest.raises(openai.BadRequestError, match="tools"):
-            tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
             await ai.chat.completions.create(model="stub", messages=MESSAGES, tools=[tool])
 
 
