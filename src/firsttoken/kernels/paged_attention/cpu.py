@@ -23,6 +23,9 @@ PADDED_BLOCKS = 64
 QUERY_TILE = 128
 # Bound on the score matrix of one tile, in elements: what keeps a long context's memory in check.
 MAX_SCORES = 1 << 24
+# Decode rows with at most this many (padded) keys in sum are computed in float32: a bfloat16 product costs 10 us more
+# to start and only wins once there is something to read.
+FLOAT32_KEYS = 256
 
 
 class AttentionContext:
@@ -44,6 +47,7 @@ class AttentionContext:
         self._rotation: Tensor | None = None
 
     @classmethod
+    @torch.inference_mode()
     def build(cls, pool: KVPool, segments: Sequence[Segment]) -> AttentionContext:
         """``segments`` in the order of the step's token rows. Raises ValueError when a block table is too short."""
         if not segments:
@@ -66,6 +70,7 @@ class AttentionContext:
         groups = [_DecodeGroup(pool, group) for group in _group_by_length(singles, block_tokens)]
         return cls(pool, groups, chunks, _write_rows(pool, segments))
 
+    @torch.inference_mode()
     def begin(self, spec: AttentionSpec, positions: Tensor) -> None:
         """Make the step's rotation: ``positions`` int64 ``[T]``, one for each token row."""
         if positions.shape[0] != self._num_tokens:
@@ -79,7 +84,10 @@ class AttentionContext:
         self._rotation = rotation
 
     def attend(self, layer: AttentionParams, qkv: Tensor) -> Tensor:
-        """``qkv [T, (Hq + 2 Hkv) * D]``, the raw projection with q and k in pair order -> ``[T, Hq * D]``."""
+        """``qkv [T, (Hq + 2 Hkv) * D]``, the raw projection with q and k in pair order -> ``[T, Hq * D]``.
+
+        Call it within ``torch.inference_mode()``, as the model does around all layers.
+        """
         assert self._rotation is not None, "begin() comes before attend()"
         spec, pool = layer.spec, self._pool
         heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
@@ -87,17 +95,18 @@ class AttentionContext:
         if layer.qk_norm is not None:
             wide = _normalise(wide, spec, layer.qk_norm)
         pairs = torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2))
-        rotated = torch.view_as_real(pairs * self._rotation).flatten(-2).to(pool.storage.dtype)
-        new = rotated[:, spec.num_heads :].reshape(-1, spec.head_dim)
+        rotated = torch.view_as_real(pairs * self._rotation).view(wide.shape)
+        q = rotated[:, : spec.num_heads]
+        new = rotated[:, spec.num_heads :].to(pool.storage.dtype).reshape(-1, spec.head_dim)
         pool.token_rows[layer.layer].index_copy_(0, self._write_rows, new)
         tiles = pool.tile_rows[layer.layer]
         if len(self._groups) == 1 and not self._chunks and self._groups[0].in_order:
-            return self._groups[0].attend(spec, tiles, rotated[:, : spec.num_heads]).to(qkv.dtype)
+            return self._groups[0].attend(spec, tiles, q).to(qkv.dtype)
         out = torch.empty(qkv.shape[0], spec.num_heads * spec.head_dim, dtype=qkv.dtype, device=qkv.device)
         for group in self._groups:
-            out[group.rows] = group.attend(spec, tiles, rotated[group.rows, : spec.num_heads]).to(out.dtype)
+            out[group.rows] = group.attend(spec, tiles, q[group.rows]).to(out.dtype)
         for chunk in self._chunks:
-            chunk.attend(spec, tiles, rotated[:, : spec.num_heads], out)
+            chunk.attend(spec, tiles, q, out)
         return out
 
 
@@ -107,7 +116,7 @@ class _DecodeGroup:
     A row is padded with its own last block, never with another's: what is masked is also never a stranger's data.
     """
 
-    __slots__ = ("count", "in_order", "mask", "rows", "tiles")
+    __slots__ = ("count", "dtype", "gathered", "in_order", "mask", "rows", "tiles")
 
     def __init__(self, pool: KVPool, members: list[tuple[int, Segment]]) -> None:
         f = pool.format
@@ -122,22 +131,28 @@ class _DecodeGroup:
         )
         # [2, rows, kv_heads, blocks]: the gather gives K and V as contiguous [rows * kv_heads, context, head_dim].
         self.tiles = _tile_index(pool, tables[None, :, None, :], (2, 1, f.kv_heads, 1))
+        # One buffer for all layers: a fresh one each would cost its page faults again and again.
+        self.gathered = torch.empty(self.tiles.shape[0], f.block_tokens * f.head_dim, dtype=pool.storage.dtype)
+        few = self.count * widest * f.block_tokens <= FLOAT32_KEYS
+        self.dtype = torch.float32 if few else pool.storage.dtype
         ends = torch.tensor([segment.end for _, segment in members]).repeat_interleave(f.kv_heads)
         beyond = torch.arange(widest * f.block_tokens) >= ends[:, None, None]
-        self.mask = torch.zeros(beyond.shape, dtype=pool.storage.dtype).masked_fill_(beyond, float("-inf"))
+        self.mask = torch.zeros(beyond.shape, dtype=self.dtype).masked_fill_(beyond, float("-inf"))
 
     def attend(self, spec: AttentionSpec, tiles: Tensor, q: Tensor) -> Tensor:
-        """``q [rows, Hq, D]``, rotated and scaled -> ``[rows, Hq * D]``."""
+        """``q [rows, Hq, D]`` float32, rotated and scaled -> ``[rows, Hq * D]``."""
         batch = self.count * spec.num_kv_heads
-        keys, values = tiles.index_select(0, self.tiles).view(2, batch, -1, spec.head_dim).unbind(0)
-        scores = torch.baddbmm(self.mask, q.reshape(batch, spec.group, spec.head_dim), keys.transpose(1, 2))
+        torch.index_select(tiles, 0, self.tiles, out=self.gathered)
+        keys, values = self.gathered.to(self.dtype).view(2, batch, -1, spec.head_dim).unbind(0)
+        queries = q.to(self.dtype).reshape(batch, spec.group, spec.head_dim)
+        scores = torch.baddbmm(self.mask, queries, keys.transpose(1, 2))
         return torch.bmm(scores.softmax(-1), values).view(self.count, -1)
 
 
 class _Chunk:
     """Several consecutive tokens of one request: causal among themselves, all of the context before them."""
 
-    __slots__ = ("row", "segment", "tiles", "triangle")
+    __slots__ = ("gathered", "row", "segment", "tiles", "triangle")
 
     def __init__(self, pool: KVPool, segment: Segment, row: int) -> None:
         f = pool.format
@@ -145,19 +160,22 @@ class _Chunk:
         self.row = row
         table = segment.block_table[: f.blocks_for(segment.end)]
         self.tiles = _tile_index(pool, table[None, None, :], (2, f.kv_heads, 1))
+        self.gathered = torch.empty(self.tiles.shape[0], f.block_tokens * f.head_dim, dtype=pool.storage.dtype)
         size = min(segment.count, QUERY_TILE)
         self.triangle = torch.full((size, size), float("-inf"), dtype=pool.storage.dtype).triu_(1)
 
     def attend(self, spec: AttentionSpec, tiles: Tensor, q: Tensor, out: Tensor) -> None:
-        """Fill this chunk's rows of ``out [T, Hq * D]`` from its rows of ``q [T, Hq, D]``."""
+        """Fill this chunk's rows of ``out [T, Hq * D]`` from its rows of ``q [T, Hq, D]`` float32."""
         kv_heads, group, d = spec.num_kv_heads, spec.group, spec.head_dim
-        keys, values = tiles.index_select(0, self.tiles).view(2, kv_heads, -1, d).unbind(0)
+        torch.index_select(tiles, 0, self.tiles, out=self.gathered)
+        keys, values = self.gathered.view(2, kv_heads, -1, d).unbind(0)
         size = max(16, min(QUERY_TILE, MAX_SCORES // (spec.num_heads * self.segment.end)))
         for first in range(0, self.segment.count, size):
             n = min(size, self.segment.count - first)
             rows = slice(self.row + first, self.row + first + n)
             end = self.segment.start + first + n
-            queries = q[rows].view(n, kv_heads, group, d).permute(1, 2, 0, 3).reshape(kv_heads, group * n, d)
+            queries = q[rows].view(n, kv_heads, group, d).permute(1, 2, 0, 3).to(keys.dtype)
+            queries = queries.reshape(kv_heads, group * n, d)
             scores = torch.bmm(queries, keys[:, :end].transpose(1, 2))
             scores.view(kv_heads, group, n, end)[..., end - n :].add_(self.triangle[:n, :n])
             mixed = torch.bmm(scores.softmax(-1), values[:, :end]).view(kv_heads, group, n, d)
