@@ -1,4 +1,4 @@
-"""A serving process on the scripted engine, for tests that send it signals: ``python stub_server.py CONFIG SCRIPT``."""
+"""A serving process on the scripted engine, for tests that send it signals: ``stub_server.py CONFIG START_S``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from firsttoken.core.request import EngineRequest
 from firsttoken.engine.stub import StubEngine
 from firsttoken.frontend.async_llm import AsyncLLM
 from firsttoken.server.config import ServerConfig
@@ -18,11 +19,21 @@ from firsttoken.text.chat_template import ChatTemplate
 from tests.support.byte_tokenizer import GENERATION, TEMPLATE, VOCAB_SIZE, byte_tokenizer
 
 
+def forever(request: EngineRequest) -> list[int]:
+    return [ord("x")] * request.max_tokens
+
+
 async def launch() -> AsyncLLM:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = byte_tokenizer(Path(folder))
+    print("launching", flush=True)
     llm = AsyncLLM(
-        StubEngine(lambda request: [ord("x")] * request.max_tokens, vocab_size=VOCAB_SIZE, step_s=0.01),
+        StubEngine(
+            lambda request: [ord("x")] * request.max_tokens,
+            vocab_size=VOCAB_SIZE,
+            step_s=0.01,
+            start_s=float(sys.argv[2]),
+        ),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(TEMPLATE),
         generation_config=GENERATION,

@@ -22,9 +22,15 @@ STUB = Path(__file__).with_name("stub_server.py")
 
 
 class Server:
-    def __init__(self, **config) -> None:
-        command = [sys.executable, str(STUB), json.dumps({"port": 0, **config})]
+    def __init__(self, start_s: float = 0, **config) -> None:
+        command = [sys.executable, str(STUB), json.dumps({"port": 0, **config}), str(start_s)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout.readline() == "launching\n"
+        self.banner: list[str] = []
+        if not start_s:
+            self._read_banner()
+
+    def _read_banner(self) -> None:
         self.banner = [self.process.stdout.readline() for _ in range(4)]
         found = re.search(r"http://127\.0\.0\.1:(\d+)", self.banner[0])
         assert found, (self.banner, self.process.stderr.read())
@@ -123,6 +129,15 @@ def test_an_idle_server_ends_at_once(start, number):
     server.signal(number)  # with an idle connection open
     assert server.wait(5) == 0
     assert time.monotonic() - began < 2
+
+
+def test_sigterm_before_the_start_is_done(start):
+    server = start(start_s=2)
+    time.sleep(0.2)
+    server.signal()
+    assert server.wait(8) == 1
+    assert "serves" not in server.process.stdout.read()
+    assert "stopped before it was ready" in server.process.stderr.read()
 
 
 def test_an_address_in_use_is_found_before_the_engine_starts():

@@ -161,6 +161,10 @@ class Live:
         self._calls.add(call)
         try:
             await _guarded(handler, call)
+        except asyncio.CancelledError:
+            if call.ended is None:
+                raise
+            await _ended(call)
         finally:
             self._calls.discard(call)
             call.close()
@@ -171,16 +175,17 @@ async def _guarded(handler: Handler, call: Call) -> None:
         await handler(call)
     except ClientGone:
         return
-    except asyncio.CancelledError:
-        if call.ended is None:
-            raise
-        task = asyncio.current_task()
-        assert task is not None
-        task.uncancel()
-        if call.ended == "stopping":
-            await call.fail(stopping())
     except Exception as error:
         await call.fail(as_api_error(error))
+
+
+async def _ended(call: Call) -> None:
+    """The call was cancelled by `Call.end`: this task goes on, to tell the caller why if he is still there."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+    if call.ended == "stopping":
+        await call.fail(stopping())
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

@@ -58,7 +58,9 @@ def run_server(config: ServerConfig, launch: Callable[[], Awaitable[AsyncLLM]]) 
 async def _serve(
     config: ServerConfig, listener: socket.socket, launch: Callable[[], Awaitable[AsyncLLM]], began_ns: int
 ) -> int:
-    llm = await launch()
+    llm = await _launched(launch)
+    if llm is None:
+        return 1
     try:
         app = build_app(llm, config)
         server = _Uvicorn(_uvicorn_config(app))
@@ -79,6 +81,22 @@ async def _serve(
         return ending.exit_code
     finally:
         await llm.shutdown()
+
+
+async def _launched(launch: Callable[[], Awaitable[AsyncLLM]]) -> AsyncLLM | None:
+    """The started engine; None when SIGTERM came first. (SIGINT is the runner's until then: KeyboardInterrupt.)"""
+    loop = asyncio.get_running_loop()
+    launching = asyncio.ensure_future(launch())
+    loop.add_signal_handler(signal.SIGTERM, launching.cancel)
+    try:
+        return await launching
+    except asyncio.CancelledError:
+        if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # within a task
+            raise
+        _say("stopped before it was ready")
+        return None
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def _watch_loop(observe: Callable[[float], None]) -> None:
@@ -113,6 +131,7 @@ def _uvicorn_config(app: FirstTokenApp) -> uvicorn.Config:
         lifespan="off",
         interface="asgi3",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
