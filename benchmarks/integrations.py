@@ -1,0 +1,85 @@
+"""Other projects' clients against a running server, each in a virtual environment of its own.
+
+    make test-integrations
+
+Starts ``firsttoken serve`` on a free port, runs a client script with each interpreter given, and writes one JSON object
+with what each check saw. Exits with 1 if a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from firsttoken.cli import report
+from firsttoken.core.engine_args import DEFAULT_MODEL
+
+CLIENT = Path(__file__).with_name("openai_client_checks.py")
+START_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise SystemExit(f"the server ended with code {server.returncode}: its last words are above")
+        try:
+            with urllib.request.urlopen(f"{url}/health/ready", timeout=5):  # noqa: S310  # our own address
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise SystemExit(f"the server was not ready within {START_S:.0f} s")
+
+
+def run_client(python: str, url: str) -> dict[str, Any]:
+    """What one environment's client saw: its version and each check's outcome."""
+    done = subprocess.run([python, str(CLIENT), url], stdout=subprocess.PIPE, text=True, timeout=300)
+    if done.returncode != 0:
+        return {"python": python, "ok": False, "error": f"the client ended with code {done.returncode}"}
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return {"python": python, "ok": all(check["ok"] for check in seen["checks"]), **seen}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("python", nargs="+", help="interpreters of the environments that hold the clients")
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--output", type=Path, help="write the result here, too")
+    options = parser.parse_args()
+
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "firsttoken.cli.main", "serve", options.model, "--port", str(port)]
+    server = subprocess.Popen(command, stdout=sys.stderr)
+    try:
+        wait_until_ready(url, server)
+        clients = [run_client(python, url) for python in options.python]
+    finally:
+        server.terminate()
+        code = server.wait(60)
+    result = {**report.header(model=options.model), "clients": clients, "server_exit_code": code}
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text + "\n")
+    return 0 if code == 0 and all(client["ok"] for client in clients) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

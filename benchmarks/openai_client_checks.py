@@ -1,0 +1,108 @@
+"""Checks of a server through the official openai client, whatever its version. Needs nothing but that package.
+
+python openai_client_checks.py http://127.0.0.1:8000
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import openai
+
+QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def chat(client: openai.OpenAI, model: str) -> str:
+    reply = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=32)
+    assert reply.usage is not None
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    assert reply.choices[0].finish_reason in ("stop", "length")
+    return reply.choices[0].message.content or ""
+
+
+def chat_stream(client: openai.OpenAI, model: str) -> str:
+    """The stream's text equals the whole answer's, and usage comes last."""
+    stream = client.chat.completions.create(
+        model=model,
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=32,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert chunks[-1].usage is not None
+    assert text == chat(client, model)
+    return text
+
+
+def completion(client: openai.OpenAI, model: str) -> str:
+    reply = client.completions.create(model=model, prompt="The capital of France is", temperature=0, max_tokens=4)
+    return reply.choices[0].text
+
+
+def several_answers(client: openai.OpenAI, model: str) -> str:
+    reply = client.chat.completions.create(model=model, messages=QUESTION, n=3, seed=1, temperature=1, max_tokens=8)
+    assert sorted(choice.index for choice in reply.choices) == [0, 1, 2]
+    return f"{len({choice.message.content for choice in reply.choices})} different ones of 3"
+
+
+def refusal(client: openai.OpenAI, model: str) -> str:
+    try:
+        client.chat.completions.create(model=model, messages=QUESTION, temperature=-1)
+    except openai.BadRequestError as error:
+        if "temperature" not in error.message:
+            raise AssertionError(f"the refusal does not name temperature: {error.message}") from None
+        return f"{type(error).__name__}: {error.message}"
+    raise AssertionError("temperature -1 was accepted")
+
+
+def unknown_model(client: openai.OpenAI, model: str) -> str:
+    try:
+        client.chat.completions.create(model=f"not-{model}", messages=QUESTION)
+    except openai.NotFoundError as error:
+        return f"{type(error).__name__}: {error.message}"
+    raise AssertionError("an unknown model was accepted")
+
+
+def async_stream(client: openai.OpenAI, model: str) -> str:
+    async def ask() -> str:
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="none") as other:
+            stream = await other.chat.completions.create(
+                model=model, messages=QUESTION, temperature=0, max_tokens=32, stream=True
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    return asyncio.run(ask())
+
+
+CHECKS: tuple[Callable[[openai.OpenAI, str], str], ...] = (
+    chat,
+    chat_stream,
+    completion,
+    several_answers,
+    refusal,
+    unknown_model,
+    async_stream,
+)
+
+
+def main() -> None:
+    seen = []
+    with openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0) as client:
+        model = client.models.list().data[0].id
+        for check in CHECKS:
+            try:
+                seen.append({"check": check.__name__, "ok": True, "saw": check(client, model)})
+            except (AssertionError, openai.OpenAIError) as error:
+                seen.append({"check": check.__name__, "ok": False, "saw": f"{type(error).__name__}: {error}"})
+    print(json.dumps({"client": f"openai {openai.__version__}", "checks": seen}))
+
+
+if __name__ == "__main__":
+    main()
