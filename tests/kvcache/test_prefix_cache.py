@@ -188,6 +188,21 @@ def test_two_that_compute_the_same_share_the_entry_but_not_the_block() -> None:
     assert cache.stats().cached == 2
 
 
+def test_a_parent_is_younger_than_its_child_even_when_another_request_made_it() -> None:
+    cache = make_cache(8)
+    one, two = make_request(1, list(range(5))), make_request(2, list(range(9)))
+    for request in (one, two):
+        assert cache.admit(request) is not None
+    for request in (one, two):
+        request.num_computed = request.num_tokens
+        cache.commit(request)
+    parent, child = cache.blocks_of(one)[0], cache.blocks_of(two)[1]
+    cache.release(one)
+    cache.release(two)
+    assert cache.pool.is_cached(parent)
+    assert cache.pool.oldest() == child
+
+
 def test_what_continues_an_evicted_block_is_found_again() -> None:
     """`two` continues blocks that `one` registered; those are evicted; then `two`'s own copy is registered."""
     cache = make_cache(7)

@@ -202,6 +202,7 @@ def test_a_preempted_request_waits_for_its_pending_token(world: Any) -> None:
     request = w.add([1, 2, 3], 4)
     w.plan()
     w.scheduler._preempt(request)
+    assert request.num_computed == 0
     assert w.plan() is None
     (update,) = w.complete()
     assert update.token is not None, "a token in flight of a preempted request counts"
@@ -249,6 +250,47 @@ def test_the_watermark_leaves_blocks_to_running_decodes(world: Any) -> None:
     assert len(planned.requests) == 1
     w.drain()
     assert w.scheduler.counters.preemptions == 0
+
+
+def test_a_long_newcomer_does_not_slow_the_long_prompt_before_it(world: Any) -> None:
+    w = world(blocks=64, slots=4, alone=8, mixed=8)
+    first = w.add(unlike(0, 40), 2)
+    w.step()
+    second = w.add(unlike(1, 40), 2)
+    for _ in range(4):
+        planned = w.step()
+        assert second not in planned.requests
+    assert first.request_id in w.first_token_step
+    w.drain()
+
+
+def test_no_one_is_preempted_for_a_request_that_must_wait_its_turn_anyway(world: Any) -> None:
+    w = world(blocks=64, slots=2, alone=8, mixed=8)
+    low = w.add(unlike(0, 4), 30, priority=5)
+    w.step()
+    w.add(unlike(1, 40), 2, priority=0)
+    w.step()
+    w.add(unlike(2, 60), 2, priority=0)  # longer than what the one before it still wants
+    w.step()
+    assert low.preemptions == 0
+    w.add(unlike(3, 5), 2, priority=0)
+    w.drain()
+    assert low.preemptions == 1, "in the end its slot is wanted"
+
+
+def test_what_was_found_not_to_fit_is_not_looked_up_in_every_step(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = world(blocks=32, slots=4, alone=64, mixed=16)
+    w.add(unlike(0, 64), 60)
+    w.step()
+    big = w.add(unlike(1, 80), 2)
+    probed: list[int] = []
+    probe = w.kv.probe
+    monkeypatch.setattr(w.kv, "probe", lambda request: probed.append(w.steps) or probe(request))
+    for _ in range(40):
+        w.step()
+    assert big.request_id not in w.first_token_step
+    assert len(probed) == 3, "at first, then every 16 steps"
+    w.drain()
 
 
 def test_options_that_cannot_be_honoured_are_refused() -> None:

@@ -135,8 +135,14 @@ class KVCache:
         nodes = self._lookup(request)
         new = self.blocks_for(request.num_tokens) - len(nodes)
         idle = sum(self.pool.is_cached(node.block) for node in nodes)
-        missing = request.block_hashes[len(nodes)] if len(nodes) < len(request.block_hashes) else None
-        return Probe(nodes, new + idle, missing)
+        return Probe(nodes, new + idle, self.hash_of(request, len(nodes)))
+
+    def hash_of(self, request: Request, index: int) -> bytes | None:
+        """The chained hash of the request's block ``index``; None when that block is not full, or without caching."""
+        if not self.prefix_caching or (index + 1) * self.block_tokens > len(request.tokens):
+            return None
+        self._extend_hashes(request, index + 1)
+        return request.block_hashes[index]
 
     def admit(self, request: Request, probe: Probe | None = None, *, reserve: int = 0) -> Admission | None:
         """Give a request blocks for all its known tokens, the cached prefix included.
@@ -189,7 +195,7 @@ class KVCache:
             return
         while chain and not chain[-1].live:
             chain.pop()  # evicted as another request's block; this request still holds the same content
-        self._extend_hashes(request)
+        self._extend_hashes(request, full)
         size = self.block_tokens * _TOKEN_BYTES
         with memoryview(request.tokens) as words, words.cast("B") as tokens:
             for index in range(len(chain), full):
@@ -249,27 +255,38 @@ class KVCache:
     def _root(self, request: Request) -> bytes:
         return msgspec.structs.replace(self._identity, salt=request.salt).root()
 
-    def _extend_hashes(self, request: Request) -> None:
-        """Bring ``request.block_hashes`` up to its known full blocks. Tokens never change, so hashes stay."""
+    def _extend_hashes(self, request: Request, count: int) -> None:
+        """Bring ``request.block_hashes`` up to its first ``count`` blocks, which must be full and known. Tokens never
+        change, so hashes stay."""
         hashes = request.block_hashes
-        full = len(request.tokens) // self.block_tokens
-        if len(hashes) >= full:
+        if len(hashes) >= count:
             return
         parent = hashes[-1] if hashes else self._root(request)
         size = self.block_tokens * _TOKEN_BYTES
         # The views must be gone before the next token is appended: an exported array cannot grow.
         with memoryview(request.tokens) as words, words.cast("B") as tokens:
-            for begin in range(len(hashes) * size, full * size, size):
+            for begin in range(len(hashes) * size, count * size, size):
                 parent = self._block_hash(parent, tokens[begin : begin + size])
                 hashes.append(parent)
 
     def _lookup(self, request: Request) -> list[CachedBlock]:
-        limit = (len(request.tokens) - 1) // self.block_tokens
-        if not self.prefix_caching or limit < 1:
-            return []
-        self._extend_hashes(request)
+        """The longest registered chain. Hashes no further than it reaches, so that a miss is cheap."""
+        found: list[CachedBlock] = []
+        if not self.prefix_caching:
+            return found
+        root = self._root(request)
+        size = self.block_tokens * _TOKEN_BYTES
+        node: CachedBlock | None = None
         with memoryview(request.tokens) as words, words.cast("B") as tokens:
-            return self.index.match(self._root(request), request.block_hashes, tokens, limit)
+            for index in range((len(request.tokens) - 1) // self.block_tokens):
+                if index == len(request.block_hashes):
+                    self._extend_hashes(request, index + 1)
+                block_hash = request.block_hashes[index]
+                node = self.index.find(root, node, block_hash, tokens[index * size : (index + 1) * size])
+                if node is None:
+                    break
+                found.append(node)
+        return found
 
     def _take(self) -> int:
         if not self.pool.num_free:

@@ -8,7 +8,7 @@ met, can serve the KV of other tokens.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 BlockHash = Callable[[bytes, "bytes | memoryview"], bytes]
 """``(parent hash, token bytes of the block) -> hash``."""
@@ -58,26 +58,14 @@ class PrefixIndex:
         """The node that a block is registered as."""
         return self._by_block.get(block)
 
-    def match(self, root: bytes, hashes: Sequence[bytes], tokens: memoryview, limit: int) -> list[CachedBlock]:
-        """The longest chain of registered blocks from ``root`` for these tokens, at most ``limit`` blocks.
-
-        ``tokens`` are bytes; ``hashes[i]`` is the chained hash of block ``i``. O(length of the chain).
-        """
-        found: list[CachedBlock] = []
-        parent = self._roots.get(root)
-        if parent is None:
-            return found
-        begin = 0
-        for index in range(limit):
-            node = self._nodes.get(hashes[index])
-            if node is None or node.parent is not parent:
-                break
-            end = begin + len(node.tokens)
-            if tokens[begin:end] != node.tokens:
-                break
-            found.append(node)
-            parent, begin = node, end
-        return found
+    def find(
+        self, root: bytes, parent: CachedBlock | None, block_hash: bytes, tokens: bytes | memoryview
+    ) -> CachedBlock | None:
+        """The node of ``tokens`` (bytes of one block) right after ``parent`` (None: at ``root``), if registered."""
+        node = self._nodes.get(block_hash)
+        if node is None or node.tokens != tokens:
+            return None
+        return node if node.parent is (parent or self._roots.get(root)) else None
 
     def insert(
         self, root: bytes, parent: CachedBlock | None, block_hash: bytes, tokens: bytes, block: int

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 from firsttoken.core.request import Request
 
+# Finding out what a request would cost walks its cached prefix: a step does that for so many in vain, and believes
+# what it found for so many steps.
+MAX_REFUSED_PROBES = 8
 RECHECK_STEPS = 16
 
 

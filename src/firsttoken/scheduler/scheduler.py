@@ -24,7 +24,7 @@ from firsttoken.core.timeline import Mark
 from firsttoken.kvcache import KVCache, Probe
 from firsttoken.scheduler.budget import Budget
 from firsttoken.scheduler.config import SchedulerConfig
-from firsttoken.scheduler.queue import RECHECK_STEPS, Waiting, WaitingQueue
+from firsttoken.scheduler.queue import MAX_REFUSED_PROBES, RECHECK_STEPS, Waiting, WaitingQueue
 from firsttoken.scheduler.shares import PrefillShares
 from firsttoken.scheduler.step import Counters, PlannedStep, StepBuilder, Update
 
@@ -176,7 +176,7 @@ class Scheduler:
         ``max_passes`` steps: then they wait for it."""
         leaders = {self._computing(request): request.priority for request in prefills}
         refused: list[Waiting] = []
-        overtaken = 0
+        overtaken = probed = 0
         for entry in self._queue.first(self.config.lookahead):
             # Any admission takes a block at least, since one token at least must be computed.
             if not shares.left or not self._free_slots or self.kv.available <= self._reserve():
@@ -189,6 +189,9 @@ class Scheduler:
                 break
             else:
                 refused.append(entry)
+                probed += entry.recheck == self._next_step + RECHECK_STEPS
+                if probed == MAX_REFUSED_PROBES:
+                    break  # the others are looked at in the next steps, when these are known not to fit
         for entry in refused[:overtaken]:
             entry.passes += 1
 
@@ -228,9 +231,8 @@ class Scheduler:
         return True
 
     def _computing(self, request: Request) -> bytes | None:
-        """The hash of the first full block that a running prefill computes next."""
-        index = request.num_computed // self.kv.block_tokens
-        return request.block_hashes[index] if index < len(request.block_hashes) else None
+        """The hash of the first block that a running prefill computes next, if it is full."""
+        return self.kv.hash_of(request, request.num_computed // self.kv.block_tokens)
 
     @staticmethod
     def _follows(request: Request, probe: Probe, leaders: dict[bytes | None, int]) -> bool:
@@ -371,7 +373,9 @@ class Scheduler:
         elif output >= request.max_tokens:
             self._end(request, "length")
         else:
-            self.kv.commit(request)
+            # Others are registered with the next full block, or at the end: nothing is lost, and most steps are spared.
+            if min(request.num_computed, len(request.tokens)) % self.kv.block_tokens == 0:
+                self.kv.commit(request)
             return Update(request, sample.token, sample.logprobs)
         self.counters.finished += 1
         return Update(request, sample.token, sample.logprobs, finished=True)
