@@ -127,7 +127,7 @@ class Call:
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def fail(self, error: ApiError) -> None:
-        """Plain JSON when nothing was sent yet; else one error event, and the stream ends (BB: never left open)."""
+        """Plain JSON when nothing was sent yet; else one error event, and the stream ends."""
         if self.complete:
             return
         if self.started:
