@@ -84,6 +84,28 @@ def test_an_unknown_pool_is_a_key_error() -> None:
         engine.submit("disk", "host", [])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_copies_run_beside_compute_and_in_the_order_asked_for() -> None:
+    blocks, numbers = 64, 1 << 20
+    device = torch.zeros(blocks, numbers, device="cuda")
+    host = torch.zeros(blocks, numbers, pin_memory=True)
+    engine = TorchCopyEngine({"device": device, "host": host})
+    everything = [(block, block) for block in range(blocks)]
+    for _ in range(20):
+        device.add_(1)  # compute, then out: the copy must see all twenty
+    out = engine.submit("device", "host", everything)
+    out.gate_compute()
+    device.zero_()  # gated: the copy must not see it
+    back = engine.submit("host", "device", [(block, blocks - 1 - block) for block in range(blocks)], after=[out])
+    back.gate_compute()
+    device.mul_(2)
+    total = device.double().sum().item()
+    assert out.done()
+    assert back.done()
+    assert bool((host == 20).all())
+    assert total == 40.0 * blocks * numbers
+
+
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30))
 def test_runs_say_the_same_as_the_pairs(pairs: list[tuple[int, int]]) -> None:
     joined = runs(pairs)

@@ -141,7 +141,7 @@ def test_bb35_a_full_cache_is_evicted_and_the_request_starts_at_once(world: Any)
 def test_bb41_no_block_is_lost_on_any_way_out(world: Any, block_tokens: int) -> None:
     """500 mixed requests: stop, length, abort, error, preempted, full prefix hit, chunks of 4, then idle."""
     chance = random.Random(block_tokens)
-    w = world(blocks=160 // block_tokens, slots=6, alone=12, mixed=4, block_tokens=block_tokens, max_model_len=120)
+    w = world(blocks=100 // block_tokens, slots=6, alone=12, mixed=4, block_tokens=block_tokens, max_model_len=120)
     while len(w.requests) < 500 or w.scheduler.num_running or w.scheduler.num_waiting:
         if len(w.requests) < 500 and w.scheduler.num_waiting < 8:
             prompt = chance.choice([[1] * 16, [1] * 32, unlike(chance.randrange(6), 33), unlike(7, 5)])

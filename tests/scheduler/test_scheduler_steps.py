@@ -293,6 +293,30 @@ def test_what_was_found_not_to_fit_is_not_looked_up_in_every_step(world: Any, mo
     w.drain()
 
 
+def test_a_step_looks_at_a_few_waiting_requests_whatever_their_number(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = world(blocks=32, slots=4, alone=64, mixed=16)
+    w.add(unlike(0, 64), 60)
+    w.step()
+    for number in range(1, 300):
+        w.add(unlike(number, 80), 2)
+    probes = 0
+
+    def count(request: Any) -> Any:
+        nonlocal probes
+        probes += 1
+        return probe(request)
+
+    probe = w.kv.probe
+    monkeypatch.setattr(w.kv, "probe", count)
+    for _ in range(30):
+        before = probes
+        w.step()
+        assert probes - before <= 8
+    assert probes > 30
+
+
 def test_options_that_cannot_be_honoured_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs must be 1 or more, got 0"):
         SchedulerConfig(max_num_seqs=0, max_model_len=1)
