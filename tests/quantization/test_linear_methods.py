@@ -17,7 +17,7 @@ from firsttoken.quantization.linear import ByRows
 from firsttoken.quantization.packed import INT4_ROWS, Int4Linear
 from firsttoken.quantization.row_table import RowTable
 from firsttoken.quantization.stored import concatenate
-from firsttoken.quantization.unpacked import FusedGate, PlainLinear, PrepackedGate, can_prepack
+from firsttoken.quantization.unpacked import PlainLinear, UnpackedMethod
 
 
 def stored(type: str, rows: int, columns: int, seed: int = 0) -> StoredTensor:
@@ -153,12 +153,14 @@ def test_four_bit_form_is_close_to_the_file() -> None:
     assert error < codes.scale.max() / 20
 
 
-def test_fallbacks_without_prepacking_agree() -> None:
-    dense, bias, x = torch.randn(32, 24), torch.randn(32), torch.randn(5, 24)
-    if not can_prepack(torch.float32):
-        pytest.skip("this torch has no oneDNN")
-    plain = FusedGate(PlainLinear(dense, bias))(x)
-    assert torch.allclose(plain, PrepackedGate(dense, bias)(x), atol=1e-5)
+def test_fallbacks_without_prepacking_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, bias, x = stored("F32", 32, 24), torch.randn(32), torch.randn(5, 24)
+    fast = UnpackedMethod(torch.float32)
+    monkeypatch.setattr("firsttoken.quantization.unpacked.can_prepack", lambda dtype: False)
+    plain = UnpackedMethod(torch.float32)
+    assert isinstance(plain.linear(weight, bias), PlainLinear)
+    assert torch.allclose(plain.linear(weight, bias)(x), fast.linear(weight, bias)(x), atol=1e-5)
+    assert torch.allclose(plain.gated(weight, bias)(x), fast.gated(weight, bias)(x), atol=1e-5)
 
 
 def test_wrong_names_are_refused() -> None:

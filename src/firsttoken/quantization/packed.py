@@ -72,8 +72,4 @@ class PackedMethod:
         return ByRows(Int4Linear(codes, bias), self._unpacked.linear(dense, bias), INT4_ROWS)
 
     def gated(self, weight: StoredTensor, bias: Tensor | None) -> GatedLinear:
-        if not Int4Linear.fits(weight):
-            return self._unpacked.gated(weight, bias)
-        codes = four_bit(weight.data, weight.type)
-        dense = StoredTensor.dense(weight.name, codes.dequantize(torch.bfloat16))
-        return ByRows(FusedGate(Int4Linear(codes, bias)), self._unpacked.gated(dense, bias), INT4_ROWS)
+        return FusedGate(self.linear(weight, bias))
