@@ -1,5 +1,5 @@
 # firsttoken's everyday commands. Everything lives in .venv; a second run starts at once.
-#   make serve    a server with the default model on 127.0.0.1:8000
+#   make serve    a server with the default model (MODEL=...) on 127.0.0.1:8000
 #   make test     format, lint, types and tests, as CI runs them
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

