@@ -51,6 +51,14 @@ def test_unknown_type_is_refused() -> None:
         dequantize(torch.zeros(1, 84, dtype=torch.uint8), "Q2_K", torch.float32)
 
 
+@pytest.mark.parametrize("type", ["Q4_1", "Q8_0", "Q5_0", "F16"])
+def test_a_vector_dequantises_like_a_row(type: str) -> None:
+    row = stored(type, 1, 64)
+    vector = StoredTensor.from_bytes("b", type, (64,), row.data.view(torch.uint8).flatten())
+    vector.check_finite()
+    assert torch.equal(vector.dequantize(torch.float32).double(), exact(row)[0])
+
+
 def test_bytes_at_an_odd_address_are_read() -> None:
     values = torch.randn(3, 4)
     raw = torch.zeros(49, dtype=torch.uint8)

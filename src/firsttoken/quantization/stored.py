@@ -19,7 +19,8 @@ _PIECE_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """``data`` is a float tensor of ``shape`` for a type in `FLOAT_TYPES`, else uint8 ``[rows, row_bytes]`` blocks."""
+    """``data`` is a float tensor of ``shape`` for a type in `FLOAT_TYPES`, else uint8
+    ``[rows, row_bytes]`` blocks (one row for a vector)."""
 
     name: str
     type: str
@@ -31,7 +32,7 @@ class StoredTensor:
         """``raw`` uint8: the stored bytes, rows in order."""
         dtype = FLOAT_TYPES.get(type)
         if dtype is None:
-            return cls(name, type, shape, raw.reshape(shape[0], -1))
+            return cls(name, type, shape, raw.reshape(shape[0] if len(shape) == 2 else 1, -1))
         # A file may place a tensor at any byte; the view needs alignment.
         if raw.data_ptr() % dtype.itemsize:
             raw = raw.clone()
@@ -74,7 +75,7 @@ class StoredTensor:
         if self.type in FLOAT_TYPES:
             return self.data.to(dtype, copy=True)
         if len(self.shape) == 1:
-            return self._dequantize_rows(self.data.view(1, -1), dtype).view(self.shape)
+            return self._dequantize_rows(self.data, dtype).view(self.shape)
         rows, columns = self.shape
         step = max(1, _PIECE_ELEMENTS // columns)
         if rows <= step:
