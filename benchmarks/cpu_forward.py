@@ -2,8 +2,10 @@
 
 Predicted for SmolLM2-135M Q4_1 on two quiet Zen 5 cores, from the time of each operation alone: 8 ms at batch 1 (30
 layers of 0.23 ms, head 1.1 ms), 15 ms at batch 8, 210 ms for a prefill of 512. Seen on two cores shared with other
-work, where the projections alone took 1.7 to 2.3 times their quiet time: 11.4, 28 and 360 ms. Wall time is what users see; ``cpu_ms``
-of the calling thread, beside it, tells how much of it the machine gave to others.
+work, where the projections alone took 1.7 to 2.3 times their quiet time: 11.4, 28 and 360 ms.
+
+Wall time is what users see; ``cpu_ms`` of the calling thread, beside it, tells how much of it the machine gave to
+others.
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.core.errors import CheckpointError
-from firsttoken.models.blocks import DecoderLayer, LayerBuilder
-
-Shape = tuple[int, ...]
+from firsttoken.models.blocks import DecoderLayer, LayerBuilder, Shape
 
 
 @dataclass(frozen=True, slots=True)
