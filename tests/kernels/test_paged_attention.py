@@ -39,7 +39,10 @@ def make_spec(head_dim: int, kv_heads: int, group: int) -> AttentionSpec:
 
 
 def make_pool(spec: AttentionSpec, blocks: int, dtype: str = "float32") -> KVPool:
-    return KVPool(KVFormat(dtype=dtype, layers=LAYERS, kv_heads=spec.num_kv_heads, head_dim=spec.head_dim), blocks)
+    pool = KVPool(KVFormat(dtype=dtype, layers=LAYERS, kv_heads=spec.num_kv_heads, head_dim=spec.head_dim), blocks)
+    # Fresh memory may hold anything: nothing in it may reach a result.
+    pool.storage.fill_(float("nan"))
+    return pool
 
 
 def make_segments(lengths: list[tuple[int, int]], pool: KVPool, seed: int) -> list[Segment]:
@@ -163,6 +166,8 @@ def test_what_an_earlier_owner_left_harms_nobody(start: int) -> None:
     """A freed block full of NaN is taken by a row, which must not see it; nor must its neighbour."""
     spec = make_spec(64, 2, 2)
     pool, clean = make_pool(spec, 16), make_pool(spec, 16)
+    for each in (pool, clean):
+        each.storage.zero_()  # the rows' context is read without having been written here
     pool.storage[2] = float("nan")
     segments = [Segment(torch.tensor([0, 1, 2]), 32, 1), Segment(torch.tensor([4, 5, 6, 7]), start, 2)]
     qkv = torch.randn(3, 8 * 64)
@@ -181,6 +186,7 @@ def test_a_rows_nan_stays_its_own() -> None:
     outs = []
     for poison in (0.0, float("nan")):
         pool = make_pool(spec, 4)
+        pool.storage.zero_()  # the rows' context is read without having been written here
         qkv = torch.ones(2, 4 * 64)
         qkv[0] += poison
         context = AttentionContext.build(pool, segments)

@@ -72,6 +72,8 @@ class Runner:
         self.pool = KVPool(
             KVFormat(dtype=model.kv_dtype, layers=c.num_layers, kv_heads=c.num_kv_heads, head_dim=c.head_dim), blocks
         )
+        # Fresh memory may hold anything: nothing in it may reach a result.
+        self.pool.storage.fill_(float("nan"))
 
     def step(self, work: list[tuple[list[int], int, Tensor]]) -> list[Tensor]:
         """``work`` holds (token ids, start, block table) a row; gives each row's logits ``[count, vocab]``."""

@@ -33,7 +33,7 @@ class AttentionContext:
 
     Build once a step with `build`; the model calls `begin` once and `attend` once a layer. Invariant: in every block
     that a row holds, slots past the row's length hold finite numbers, so that their masked weights (exactly zero) can
-    not turn into NaN. The pool starts as zeros, and a block that a step begins but does not fill is zeroed first.
+    not turn into NaN. A block that a step begins but does not fill is zeroed first, whatever was in it.
     """
 
     __slots__ = ("_chunks", "_groups", "_num_tokens", "_pool", "_rotation", "_write_rows")

@@ -13,8 +13,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class KVPool:
     """Storage ``[num_blocks, layers, 2 (K, V), kv_heads, block_tokens, head_dim]``, contiguous: a block is one slab.
 
-    Starts as zeros: attention reads whole blocks and masks the slots past a row's length, which is only safe while
-    those hold finite numbers (`AttentionContext` keeps that true). Raises ValueError for a format it cannot hold.
+    Starts as it comes from the system, so that memory is only taken as blocks come into use. Attention reads whole
+    blocks and masks the slots past a row's length, which is only safe while those hold finite numbers:
+    `AttentionContext` zeroes each block that it begins. Raises ValueError for a format it cannot hold.
     """
 
     __slots__ = ("format", "num_blocks", "storage", "tile_rows", "token_rows")
@@ -30,7 +31,7 @@ class KVPool:
         self.format = f
         self.num_blocks = num_blocks
         shape = (num_blocks, f.layers, 2, f.kv_heads, f.block_tokens, f.head_dim)
-        self.storage = torch.zeros(shape, dtype=_DTYPES[f.dtype], device=device)
+        self.storage = torch.empty(shape, dtype=_DTYPES[f.dtype], device=device)
         # A tile is the [block_tokens, head_dim] of one (block, layer, K or V, head). Views that start at a layer's
         # first tile let one index, made for layer 0, serve every layer.
         tiles = self.storage.view(-1, f.block_tokens * f.head_dim)
