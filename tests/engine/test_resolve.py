@@ -84,7 +84,9 @@ def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"device": "cuda"}, "no CUDA device"),
+        ({"device": "cuda"}, "device 'cuda' is not supported by this version"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"prefill_tokens": 0}, "prefill_tokens must be at least 1"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"quantization": "int3"}, "quantization must be one of"),

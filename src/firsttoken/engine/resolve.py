@@ -64,7 +64,7 @@ def resolve(
     log = _Log(say)
     config = checkpoint.config
     device = _device(args, machine, log)
-    quantization, dtype = _weights(args, checkpoint, device, machine, log)
+    quantization, dtype = _weights(args, machine, log)
     kv_format = KVFormat(
         dtype=_kv_dtype(args, dtype, log),
         layers=config.num_layers,
@@ -73,8 +73,7 @@ def resolve(
     )
     max_num_seqs = _positive("max_num_seqs", args.max_num_seqs)
     max_model_len, kv_blocks = _lengths(args, config, kv_format, max_num_seqs, machine, log)
-    threads = args.threads or machine.cpu_threads
-    _positive("threads", threads)
+    threads = _positive("threads", _given(args.threads, machine.cpu_threads))
     # On the CPU the host's planning is small beside a step, and a request that arrives during a step joins the next
     # one only if that is not planned yet: depth 1 gives the earlier first token.
     return EngineConfig(
@@ -90,44 +89,36 @@ def resolve(
             threads=threads,
         ),
         prefix_caching=args.prefix_caching,
-        prefill_tokens=_positive("prefill_tokens", args.prefill_tokens or (1024 if device == "cpu" else 8192)),
-        mixed_prefill_tokens=_positive(
-            "mixed_prefill_tokens", args.mixed_prefill_tokens or (128 if device == "cpu" else 1024)
-        ),
-        in_flight=_positive("in_flight", args.in_flight or (1 if device == "cpu" else 2)),
+        prefill_tokens=_positive("prefill_tokens", _given(args.prefill_tokens, 1024)),
+        mixed_prefill_tokens=_positive("mixed_prefill_tokens", _given(args.mixed_prefill_tokens, 128)),
+        in_flight=_positive("in_flight", _given(args.in_flight, 1)),
     )
 
 
 def _device(args: EngineArgs, machine: Machine, log: _Log) -> str:
     _one_of("device", args.device, _DEVICES)
-    if args.device == "cuda" and not machine.cuda:
-        raise ConfigError(
-            "device 'cuda' was asked for, but torch finds no CUDA device here: use --device cpu, or check the driver "
-            "and that a CUDA build of torch is installed"
-        )
-    if args.device != "auto":
-        return args.device
-    device = "cuda" if machine.cuda else "cpu"
-    log.chose("device", device, "a CUDA device is present" if machine.cuda else "no CUDA device here")
-    return device
+    if args.device == "cuda":
+        found = "torch finds a CUDA device" if machine.cuda else "torch finds no CUDA device here either"
+        raise ConfigError(f"device 'cuda' is not supported by this version ({found}): use --device cpu")
+    if args.device == "auto":
+        log.chose("device", "cpu", "the only device that this version computes on")
+    return "cpu"
 
 
-def _weights(args: EngineArgs, checkpoint: Checkpoint, device: str, machine: Machine, log: _Log) -> tuple[str, str]:
+def _weights(args: EngineArgs, machine: Machine, log: _Log) -> tuple[str, str]:
     """(quantization, dtype)."""
     _one_of("quantization", args.quantization, _QUANTIZATIONS)
     _one_of("dtype", args.dtype, _DTYPES)
     quantization = args.quantization
     if quantization == "auto":
-        packable = device == "cpu" and machine.fast_bf16 and args.dtype != "float32"
+        packable = machine.fast_bf16 and args.dtype != "float32"
         quantization = "packed" if packable else "none"
         log.chose(
             "quantization",
             quantization,
-            "weights packed for the CPU's matrix instructions" if packable else _why_unpacked(args, device),
+            "weights packed for the CPU's matrix instructions" if packable else _why_unpacked(args),
         )
     if quantization == "packed":
-        if device != "cpu":
-            raise ConfigError("quantization 'packed' is a CPU format: use --quantization none on a GPU")
         if not machine.fast_bf16:
             raise ConfigError(
                 "quantization 'packed' computes in bfloat16, which this CPU has no instructions for (AVX-512 needed): "
@@ -137,14 +128,12 @@ def _weights(args: EngineArgs, checkpoint: Checkpoint, device: str, machine: Mac
             raise ConfigError("quantization 'packed' computes in bfloat16: use --quantization none for float32")
     dtype = args.dtype
     if dtype == "auto":
-        dtype = "bfloat16" if quantization == "packed" or device == "cuda" else "float32"
-        log.chose("dtype", dtype, f"the fastest exact enough for quantization {quantization!r} on {device}")
+        dtype = "bfloat16" if quantization == "packed" else "float32"
+        log.chose("dtype", dtype, f"what quantization {quantization!r} computes in on the CPU")
     return quantization, dtype
 
 
-def _why_unpacked(args: EngineArgs, device: str) -> str:
-    if device != "cpu":
-        return "packed weights are a CPU format"
+def _why_unpacked(args: EngineArgs) -> str:
     return "float32 was asked for" if args.dtype == "float32" else "this CPU has no bfloat16 instructions"
 
 
@@ -171,8 +160,7 @@ def _lengths(
     if memory is None:
         most = max_num_seqs * kv_format.blocks_for(wanted) * kv_format.bytes_per_block
         memory = min(int(machine.free_memory * _KV_SHARE), most)
-        if not machine.cuda:
-            memory = min(memory, max(_KV_CPU_LIMIT, kv_format.blocks_for(wanted) * kv_format.bytes_per_block))
+        memory = min(memory, max(_KV_CPU_LIMIT, kv_format.blocks_for(wanted) * kv_format.bytes_per_block))
         log.chose("kv_memory", f"{memory / MIB:.0f} MiB", f"{_KV_SHARE:.0%} of free memory, at most what can be used")
     blocks = memory // kv_format.bytes_per_block
     # One block more than the longest request: the scheduler keeps a free block for running rows.
@@ -201,6 +189,10 @@ def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{option} must be one of {', '.join(known)}, got {value!r}")
 
 
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
 def _positive(option: str, value: int) -> int:
     if value < 1:
         raise ConfigError(f"{option} must be at least 1, got {value}")
@@ -208,10 +200,6 @@ def _positive(option: str, value: int) -> int:
 
 
 def _free_memory() -> int:
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0]
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
