@@ -109,6 +109,7 @@ def test_keys_at_a_terminal(endless: tuple[str, threading.Event]) -> None:
         terminal.type("/history\n")
         terminal.wait_for("user: talk")
         terminal.wait_for("assistant: word word")
+        terminal.wait_for("> ")  # a Ctrl-D typed before the prompt is read by nobody
         terminal.type("\x04")
         assert terminal.process.wait(10) == 0
     finally:
