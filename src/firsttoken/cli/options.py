@@ -83,7 +83,9 @@ class Option:
 
 ENGINE_OPTIONS: dict[str, Option] = {
     "served_model_name": Option("name that clients use for the model (default: the model's own)", metavar="NAME"),
-    "device": Option("where to compute; this version computes on the CPU only (default: auto)", choices=("auto", "cpu", "cuda")),
+    "device": Option(
+        "where to compute; this version computes on the CPU only (default: auto)", choices=("auto", "cpu", "cuda")
+    ),
     "dtype": Option(
         "type of activations and unpacked weights (default: auto)", choices=("auto", "float32", "bfloat16")
     ),
