@@ -37,7 +37,9 @@ def byte_tokenizer_spec(folder: Path) -> TokenizerSpec:
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     path = folder / "tokenizer.json"
     backend.save(str(path))
-    return TokenizerSpec(tokenizer_json=str(path), bos_token="<|bos|>", eos_token="<|eos|>", special_tokens=tuple(names))
+    return TokenizerSpec(
+        tokenizer_json=str(path), bos_token="<|bos|>", eos_token="<|eos|>", special_tokens=tuple(names)
+    )
 
 
 def byte_tokenizer(folder: Path) -> text.Tokenizer:
