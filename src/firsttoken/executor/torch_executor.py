@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -36,33 +37,38 @@ class _Inputs:
 
 
 class TorchExecutor:
-    """One model on one device. Forward and sampling are two segments, timed apart."""
+    """One model on one device. Forward and sampling are two segments, timed apart.
+
+    All torch work, loading included, is done by the lane's own thread: OpenMP keeps a team of threads for each thread
+    that computes, and with more of them than cores it stops spinning at barriers, which made decoding twice as slow.
+    """
 
     lanes: tuple[str, ...] = (MAIN_LANE,)
 
-    def __init__(self, config: ExecutorConfig, model: DecoderModel) -> None:
+    def __init__(self, config: ExecutorConfig, make_model: Callable[[], DecoderModel]) -> None:
         self._config = config
-        self._model = model
-        self._pool = KVPool(config.kv_format, config.kv_blocks, device=config.device)
-        self._rows = DeviceRows(config.max_num_seqs, config.max_model_len, config.kv_format.block_tokens, config.device)
-        self._sampler = Sampler(model.config.vocab_size, config.max_num_seqs, config.device)
         self._queue: queue.SimpleQueue[tuple[StepPlan, Future[StepResult]] | None] = queue.SimpleQueue()
         self._broken: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="firsttoken-executor", daemon=True)
+        loaded: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._work, args=(make_model, loaded), name="firsttoken-executor", daemon=True
+        )
         self._thread.start()
+        loaded.result()
 
     @classmethod
     def load(cls, config: ExecutorConfig, checkpoint: Checkpoint) -> TorchExecutor:
         """Load the weights and build the executor. Raises `CheckpointError` when a tensor is missing or misshapen."""
-        torch.set_num_threads(config.threads)
-        model = load_model(
-            checkpoint,
-            device=config.device,
-            dtype=config.dtype,
-            quantization=config.quantization,
-            threads=config.threads,
+        return cls(
+            config,
+            lambda: load_model(
+                checkpoint,
+                device=config.device,
+                dtype=config.dtype,
+                quantization=config.quantization,
+                threads=config.threads,
+            ),
         )
-        return cls(config, model)
 
     def submit(self, plan: StepPlan, lane: str = MAIN_LANE) -> Future[StepResult]:
         """Queue a step. Raises ValueError for a lane that does not exist."""
@@ -78,10 +84,15 @@ class TorchExecutor:
 
     # ------------------------------------------------------------------ the lane's thread
 
-    def _work(self) -> None:
-        # OpenMP's thread count belongs to the calling thread, so it has to be set here too.
+    def _work(self, make_model: Callable[[], DecoderModel], loaded: Future[None]) -> None:
         torch.set_num_threads(self._config.threads)
         with torch.inference_mode():
+            try:
+                self._load(make_model())
+            except BaseException as error:
+                loaded.set_exception(error)
+                return
+            loaded.set_result(None)
             while (item := self._queue.get()) is not None:
                 plan, future = item
                 if self._broken is not None:
@@ -89,13 +100,20 @@ class TorchExecutor:
                     future.set_exception(RuntimeError(f"an earlier step failed: {self._broken!r}"))
                     continue
                 try:
-                    future.set_result(self.run(plan))
+                    future.set_result(self._run(plan))
                 except BaseException as error:
                     self._broken = error
                     future.set_exception(error)
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Apply the plan's changes and compute its work (on the calling thread)."""
+    def _load(self, model: DecoderModel) -> None:
+        config = self._config
+        self._model = model
+        self._pool = KVPool(config.kv_format, config.kv_blocks, device=config.device)
+        self._rows = DeviceRows(config.max_num_seqs, config.max_model_len, config.kv_format.block_tokens, config.device)
+        self._sampler = Sampler(model.config.vocab_size, config.max_num_seqs, config.device)
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        """Apply the plan's changes and compute its work."""
         started = now_ns()
         self._apply(plan)
         inputs = self._gather(plan)
