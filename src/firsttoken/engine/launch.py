@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 # gains little; beside any other busy process (a load generator, a browser) the spinners take the CPU from the very
 # thread they wait for: loading the default model on two cores took 27 s spinning and 0.8 s sleeping, under load.
 # It must be set before OpenMP is loaded, and a value that the user chose is kept.
-OPENMP_SETTINGS = {"GOMP_SPINCOUNT": "5000"}
+OPENMP_SETTINGS = {"GOMP_SPINCOUNT": "20000"}
 
 
 class EngineHandle(Protocol):
