@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from firsttoken.core.plan import TokenLogprobs
@@ -11,7 +11,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.frontend.answer import Answer
 from tests.support.byte_tokenizer import BOS, EOS, byte_tokenizer
 
-STOPS = st.lists(st.text("abcX", min_size=1, max_size=3), max_size=3)
+STOPS = st.lists(st.text("abcX\ufffd", min_size=1, max_size=3), max_size=3)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,17 @@ def run(tokenizer, params, tokens, pieces, end):
     return text, seen, reason
 
 
+# A stop string is complete in the token right before the end token, which came with it or one step later.
+STOP_THEN_END = {"tokens": [97], "stops": ["a"], "include": False, "min_tokens": 0, "end": "stop"}
+# A stop string that half a character completes: it is found only when the end token says that no more will come.
+HALF_CHARACTER = {"tokens": [97, 0xC4], "stops": ["a\ufffd"], "include": False, "min_tokens": 0, "end": "stop"}
+
+
 @settings(max_examples=300, deadline=None)
+@example(pieces=[1], **STOP_THEN_END)
+@example(pieces=[2], **STOP_THEN_END)
+@example(pieces=[1], **HALF_CHARACTER)
+@example(pieces=[2, 1], **HALF_CHARACTER)
 @given(
     tokens=st.lists(st.sampled_from([*b"abcX", 0xC4, 0x8F, 0xF0, BOS]), min_size=1, max_size=24),
     pieces=st.lists(st.integers(1, 5), max_size=24),

@@ -82,23 +82,24 @@ class Answer:
         reason: int | str | None = stop_reason
         if hit is not None:
             finish_reason, reason = "stop", hit
-            if used < len(shown):
+            if used is not None:
                 kept = kept[:used]
                 logprobs = None if logprobs is None else logprobs[:used]
         self.num_tokens += len(kept)
         self.finish_reason = finish_reason
         return Delta(self.index, text, kept, logprobs, finish_reason, reason)
 
-    def _read(self, tokens: Sequence[int], *, last: bool) -> tuple[str, str | None, int]:
-        """The text to show now, the stop string found, and how many of ``tokens`` were read."""
+    def _read(self, tokens: Sequence[int], *, last: bool) -> tuple[str, str | None, int | None]:
+        """The text to show now, the stop string found, and how many of ``tokens`` completed it: None for all, and
+        the end token that is not shown."""
         if self._detokenizer is None:
-            return "", None, len(tokens)
+            return "", None, None
         if self._scanner is None:
             text = self._detokenizer.push(tokens)
-            return (text + self._detokenizer.finish() if last else text), None, len(tokens)
+            return (text + self._detokenizer.finish() if last else text), None, None
         return self._scan(tokens, last=last)
 
-    def _scan(self, tokens: Sequence[int], *, last: bool) -> tuple[str, str | None, int]:
+    def _scan(self, tokens: Sequence[int], *, last: bool) -> tuple[str, str | None, int | None]:
         """Token by token, so that tokens and log-probabilities can be cut where the stop string ended."""
         assert self._detokenizer is not None
         assert self._scanner is not None
@@ -115,9 +116,9 @@ class Answer:
         if last:
             text = self._detokenizer.finish()
             if self.num_tokens + len(tokens) <= self._min_tokens:
-                return shown + text, None, len(tokens)
+                return shown + text, None, None
             found = self._scanner.push(text)
-            if isinstance(found, StopHit):
-                return shown + found.text, found.stop, len(tokens)
+            if isinstance(found, StopHit):  # in what stands for half a character: known only now, after every token
+                return shown + found.text, found.stop, None
             shown += found + self._scanner.finish()
-        return shown, None, len(tokens)
+        return shown, None, None
