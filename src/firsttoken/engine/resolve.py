@@ -87,6 +87,7 @@ def resolve(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             threads=threads,
+            adaptive_threads=args.threads is None,
         ),
         prefix_caching=args.prefix_caching,
         prefill_tokens=_positive("prefill_tokens", _given(args.prefill_tokens, 1024)),

@@ -9,7 +9,8 @@ from firsttoken.core.kv_format import KVFormat
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorConfig:
-    """``threads`` is for CPU compute, ``max_model_len`` in tokens, ``kv_blocks`` in blocks of ``kv_format``."""
+    """``threads`` is for CPU compute (at most so many when ``adaptive_threads``, which leaves cores to other programs),
+    ``max_model_len`` in tokens, ``kv_blocks`` in blocks of ``kv_format``."""
 
     device: str
     dtype: str
@@ -19,3 +20,4 @@ class ExecutorConfig:
     max_num_seqs: int
     max_model_len: int
     threads: int
+    adaptive_threads: bool

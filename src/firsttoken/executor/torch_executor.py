@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from firsttoken.core.plan import RowSample, StepPlan, StepResult
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.interface import MAIN_LANE
 from firsttoken.executor.rows import DeviceRows
+from firsttoken.executor.threads import ThreadGovernor, read_cpu_times
 from firsttoken.kernels.paged_attention import AttentionContext, KVPool, Segment
 from firsttoken.models.decoder import DecoderModel
 from firsttoken.models.load import load_model
@@ -93,17 +95,26 @@ class TorchExecutor:
                 loaded.set_exception(error)
                 return
             loaded.set_result(None)
+            governor = self._governor()
+            threads = self._config.threads
             while (item := self._queue.get()) is not None:
                 plan, future = item
                 if self._broken is not None:
                     # Rows and KV no longer match the plans: nothing after a failed step may run.
                     future.set_exception(RuntimeError(f"an earlier step failed: {self._broken!r}"))
                     continue
+                if governor is not None and (wanted := governor.choose()) != threads:
+                    torch.set_num_threads(threads := wanted)
                 try:
                     future.set_result(self._run(plan))
                 except BaseException as error:
                     self._broken = error
                     future.set_exception(error)
+
+    def _governor(self) -> ThreadGovernor | None:
+        if not self._config.adaptive_threads or not hasattr(os, "sched_getaffinity"):
+            return None
+        return ThreadGovernor(self._config.threads, frozenset(os.sched_getaffinity(0)), read_cpu_times)
 
     def _load(self, model: DecoderModel) -> None:
         config = self._config
