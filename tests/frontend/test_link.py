@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from firsttoken.core.errors import EngineDead
+from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.frontend.link import EngineLink
 from firsttoken.transport.channel import ChannelClosed
-from firsttoken.transport.messages import Abort, EngineStats, Failed, Refused, RequestDelta, StepOutputs, Submit
+from firsttoken.transport.messages import (
+    Abort,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    Ready,
+    Refused,
+    RequestDelta,
+    StepOutputs,
+    Submit,
+)
+
+INFO = EngineInfo(
+    model="m",
+    max_model_len=64,
+    vocab_size=100,
+    max_num_seqs=2,
+    kv_blocks=4,
+    block_tokens=16,
+    bytes_per_block=1024,
+    device="cpu",
+    dtype="float32",
+    quantization="none",
+    kv_dtype="float32",
+)
 
 
 class Client:
@@ -124,3 +148,20 @@ def test_a_death_is_believed_at_the_second_look(client, link):
     assert isinstance(link.error, EngineDead)
     with pytest.raises(EngineDead):
         link.ready.result(0)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("config", ConfigError), ("checkpoint", CheckpointError)])
+def test_a_refusal_to_start_is_raised_as_what_it_was(client, link, kind, error):
+    client.tell(Failed("threads must be at least 1, got 0", kind))
+    with pytest.raises(error, match=r"^threads must be at least 1, got 0$"):
+        link.ready.result(0)
+    with pytest.raises(EngineDead, match="got 0"):
+        link.submit([request(1)], Sink([]))
+
+
+@pytest.mark.parametrize("message", [Ready(INFO), Failed("too late"), Failed("too late", "config")])
+def test_news_of_the_start_may_come_after_the_wait_was_given_up(client, link, message):
+    assert link.ready.cancel()
+    client.tell(message)
+    client.hang_up()
+    assert link.error is not None

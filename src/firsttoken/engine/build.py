@@ -7,13 +7,13 @@ from array import array
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.locate import open_checkpoint
-from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.plan import RowStart, RowWork, StepPlan
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.loop import EngineLoop
 from firsttoken.engine.resolve import Machine, resolve
+from firsttoken.engine.start_account import StartAccount
 from firsttoken.executor.interface import Executor
 from firsttoken.executor.torch_executor import TorchExecutor
 from firsttoken.kvcache import KVCache
@@ -28,20 +28,6 @@ log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 40
 
 
-class StartAccount:
-    """Milliseconds of each part of the start, in order; the parts sum to the whole."""
-
-    def __init__(self, began_ns: int | None = None) -> None:
-        self._last = now_ns() if began_ns is None else began_ns
-        self.parts: dict[str, float] = {}
-
-    def close(self, part: str) -> None:
-        """Everything since the last call belongs to ``part``."""
-        now = now_ns()
-        self.parts[part] = self.parts.get(part, 0.0) + (now - self._last) / NS_PER_MS
-        self._last = now
-
-
 def build_engine(args: EngineArgs, channel: EngineEnd, account: StartAccount) -> EngineLoop:
     """Open the checkpoint, load, warm up, and say `Ready` on ``channel``.
 
@@ -49,9 +35,8 @@ def build_engine(args: EngineArgs, channel: EngineEnd, account: StartAccount) ->
     """
     checkpoint = open_checkpoint(args.model, offline=args.offline)
     account.close("checkpoint")
-    machine = Machine.detect()
-    account.close("torch")
-    config = resolve(args, checkpoint, machine, say=lambda text: log.info("%s", text))
+    config = resolve(args, checkpoint, Machine.detect(), say=lambda text: log.info("%s", text))
+    account.close("other")
     executor = TorchExecutor.load(config.executor, checkpoint)
     account.close("weights")
     warm_up(executor, config, checkpoint)

@@ -16,7 +16,9 @@ from typing import Protocol
 
 import msgspec
 
+from firsttoken.core.clock import now_ns
 from firsttoken.core.engine_args import EngineArgs
+from firsttoken.engine.start_account import StartAccount
 from firsttoken.transport.channel import ChannelClosed, ClientEnd
 from firsttoken.transport.inprocess import InProcessEngineEnd, in_process_channel
 from firsttoken.transport.messages import Shutdown
@@ -84,7 +86,10 @@ class ThreadHandle:
 
 
 def start_process(args: EngineArgs) -> ProcessHandle:
-    """Start the engine in a child process over a socket pair that only the two of them hold."""
+    """Start the engine in a child process over a socket pair that only the two of them hold.
+
+    It logs on this process's stderr, at this process's level.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         command = [
@@ -92,6 +97,8 @@ def start_process(args: EngineArgs) -> ProcessHandle:
             "-m",
             "firsttoken.engine.process",
             str(theirs.fileno()),
+            str(now_ns()),
+            str(logging.getLogger("firsttoken").getEffectiveLevel()),
             msgspec.json.encode(args).decode(),
         ]
         process = subprocess.Popen(  # noqa: S603
@@ -105,13 +112,15 @@ def start_thread(args: EngineArgs) -> ThreadHandle:
     if "torch" not in sys.modules:
         for name, value in OPENMP_SETTINGS.items():
             os.environ.setdefault(name, value)
+    account = StartAccount()
     engine_end, client_end = in_process_channel()
-    thread = threading.Thread(target=_run, args=(args, engine_end), name="firsttoken-engine", daemon=True)
+    thread = threading.Thread(target=_run, args=(args, engine_end, account), name="firsttoken-engine", daemon=True)
     thread.start()
     return ThreadHandle(thread, client_end)
 
 
-def _run(args: EngineArgs, channel: InProcessEngineEnd) -> None:
+def _run(args: EngineArgs, channel: InProcessEngineEnd, account: StartAccount) -> None:
     from firsttoken.engine.run import run_engine
 
-    run_engine(args, channel, own_process=False)
+    account.close("imports")
+    run_engine(args, channel, account, own_process=False)

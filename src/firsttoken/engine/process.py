@@ -1,6 +1,8 @@
-"""The engine's process: ``python -m firsttoken.engine.process FD ARGS``. Started by `engine.launch`, not by hand.
+"""The engine's process: ``python -m firsttoken.engine.process FD LAUNCHED LEVEL ARGS``. Started by `engine.launch`,
+not by hand.
 
-FD is an inherited socket, ARGS an `EngineArgs` as JSON. The process ends when the front end's end of the socket closes,
+FD is an inherited socket, LAUNCHED when the process was asked for (monotonic nanoseconds), LEVEL what to log (as
+`logging` numbers it), ARGS an `EngineArgs` as JSON. The process ends when the front end's end of the socket closes,
 however that happened, so nothing is left behind when the front end is killed.
 """
 
@@ -11,22 +13,29 @@ import signal
 import socket
 import sys
 
-import msgspec
-
-from firsttoken.core.engine_args import EngineArgs
-from firsttoken.engine.run import run_engine
-from firsttoken.transport.socket_channel import SocketEngineEnd
+from firsttoken.engine.start_account import StartAccount
 
 
 def main(argv: list[str]) -> int:
     """Serve one front end; the exit status is 0 when it left or said so, 1 when the engine failed."""
-    fd, raw_args = argv
+    fd, launched_ns, level, raw_args = argv
+    account = StartAccount(int(launched_ns))
+    account.close("interpreter")
     # The front end decides when to stop; a Ctrl-C or TERM sent to the whole group must not cut its drain short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s engine: %(message)s")
+    logging.basicConfig(level=int(level), stream=sys.stderr, format="%(levelname)s engine: %(message)s")
+
+    # torch comes with these, and takes most of a second: a part of the start of its own.
+    import msgspec
+
+    from firsttoken.core.engine_args import EngineArgs
+    from firsttoken.engine.run import run_engine
+    from firsttoken.transport.socket_channel import SocketEngineEnd
+
+    account.close("imports")
     channel = SocketEngineEnd(socket.socket(fileno=int(fd)))
-    return 0 if run_engine(msgspec.json.decode(raw_args, type=EngineArgs), channel, own_process=True) else 1
+    return 0 if run_engine(msgspec.json.decode(raw_args, type=EngineArgs), channel, account, own_process=True) else 1
 
 
 if __name__ == "__main__":

@@ -7,21 +7,23 @@ import gc
 import logging
 
 from firsttoken.core.engine_args import EngineArgs
-from firsttoken.core.errors import FirstTokenError
-from firsttoken.engine.build import StartAccount, build_engine
+from firsttoken.core.errors import CheckpointError, ConfigError, FirstTokenError
+from firsttoken.engine.build import build_engine
+from firsttoken.engine.start_account import StartAccount
 from firsttoken.transport.channel import ChannelClosed, EngineEnd
-from firsttoken.transport.messages import Failed
+from firsttoken.transport.messages import Failed, FailureKind
 
 log = logging.getLogger(__name__)
 
 
-def run_engine(args: EngineArgs, channel: EngineEnd, *, own_process: bool) -> bool:
+def run_engine(args: EngineArgs, channel: EngineEnd, account: StartAccount, *, own_process: bool) -> bool:
     """True when the engine ended because it was told to or its front end left, False when it failed.
 
-    ``own_process``: nothing else lives in this process, so its garbage collector may be tuned.
+    ``account`` began with the launch and gets the parts of the start from here on. ``own_process``: nothing else lives
+    in this process, so its garbage collector may be tuned.
     """
     try:
-        loop = build_engine(args, channel, StartAccount())
+        loop = build_engine(args, channel, account)
     except ChannelClosed:
         return True
     except Exception as error:
@@ -30,7 +32,7 @@ def run_engine(args: EngineArgs, channel: EngineEnd, *, own_process: bool) -> bo
         if not known:
             log.exception("the engine could not start")
         with contextlib.suppress(ChannelClosed):
-            channel.send(Failed(str(error) if known else f"{type(error).__name__}: {error}"))
+            channel.send(Failed(str(error) if known else f"{type(error).__name__}: {error}", _kind(error)))
         channel.close()
         return False
     if own_process:
@@ -42,3 +44,10 @@ def run_engine(args: EngineArgs, channel: EngineEnd, *, own_process: bool) -> bo
     except Exception:
         return False
     return True
+
+
+def _kind(error: Exception) -> FailureKind:
+    """Whose fault it is that there is no engine: the front end raises an error of that kind."""
+    if isinstance(error, ConfigError):
+        return "config"
+    return "checkpoint" if isinstance(error, CheckpointError) else "engine"

@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Protocol
 
 from firsttoken.core.clock import now_ns
-from firsttoken.core.errors import EngineDead
+from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead, FirstTokenError
 from firsttoken.core.request import EngineRequest
 from firsttoken.transport.channel import ChannelClosed, ClientEnd
 from firsttoken.transport.messages import (
@@ -110,13 +110,13 @@ class EngineLink:
             self.fail("it ended without a word")
         self._suspect = True
 
-    def fail(self, why: str) -> None:
-        """The engine is gone: tell everyone who waits, once."""
+    def fail(self, why: str, unready: FirstTokenError | None = None) -> None:
+        """The engine is gone: tell everyone who waits, once; those who wait for its start get ``unready`` if given."""
         if self.error is not None:
             return
         self.error = EngineDead(f"the engine stopped: {why}")
         with contextlib.suppress(InvalidStateError):  # it may have been ready
-            self.ready.set_exception(self.error)
+            self.ready.set_exception(unready or self.error)
         sinks = {id(sink): sink for sink in list(self._sinks.values())}
         self._sinks.clear()
         self._fresh.clear()
@@ -134,9 +134,10 @@ class EngineLink:
                 sink.refuse(message)
                 self._after_end()
         elif isinstance(message, Ready):
-            self.ready.set_result(message.info)
+            with contextlib.suppress(InvalidStateError):  # who waited for the start may have given up
+                self.ready.set_result(message.info)
         elif isinstance(message, Failed):
-            self.fail(message.message)
+            self.fail(message.message, _refusal(message))
 
     def _on_step(self, step: StepOutputs) -> None:
         self.stats = step.stats
@@ -170,6 +171,16 @@ class EngineLink:
 
     def _on_close(self) -> None:
         self.fail("its end of the channel was closed")
+
+
+def _refusal(failed: Failed) -> FirstTokenError | None:
+    """What the engine refused to start for, as the error that it raised; None when it broke."""
+    match failed.kind:
+        case "config":
+            return ConfigError(failed.message)
+        case "checkpoint":
+            return CheckpointError(failed.message)
+    return None
 
 
 def _nothing() -> None:

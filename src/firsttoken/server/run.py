@@ -201,7 +201,8 @@ def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, t
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     info = llm.info
-    stages = ", ".join(f"{name} {ms:.0f} ms" for name, ms in info.start_ms.items())
+    total, parts = start_parts(took_ns / NS_PER_MS, info.start_ms)
+    stages = ", ".join(f"{name} {ms} ms" for name, ms in parts.items())
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_keys else ""
     if llm.chat_template is not None:
         path, body = "chat/completions", '{"messages":[{"role":"user","content":"What is the capital of France?"}]}'
@@ -213,10 +214,18 @@ def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, t
         f"firsttoken {__version__} serves {llm.model_name} on {url}",
         f"  device {info.device}, dtype {info.dtype}, quantization {info.quantization}; context {info.max_model_len} "
         f"tokens, up to {info.max_num_seqs} requests at once, KV {info.kv_blocks} blocks of {info.block_tokens} tokens",
-        f"  ready after {took_ns / NS_PER_MS:.0f} ms" + (f" ({stages})" if stages else ""),
+        f"  ready after {total} ms ({stages})",
         f"  try: curl -s {url}/v1/{path}{key} -d '{body}'",
     ]
     print("\n".join(lines), flush=True)
+
+
+def start_parts(took_ms: float, engine_ms: dict[str, float]) -> tuple[int, dict[str, int]]:
+    """The whole start and its parts in whole milliseconds that sum to it: the engine's own account, and under "other"
+    what it did not see (the server's own share) or did not name."""
+    total = round(took_ms)
+    parts = {name: round(ms) for name, ms in engine_ms.items() if name != "other"}
+    return total, {**parts, "other": total - sum(parts.values())}
 
 
 def _say(line: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from firsttoken.core.plan import TokenLogprobs
@@ -113,10 +115,17 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     code: str | None = None
 
 
+FailureKind = Literal["config", "checkpoint", "engine"]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine cannot go on (or could not start); no message follows."""
+    """The engine cannot go on (or could not start); no message follows.
+
+    ``kind``: an option could not be honoured, the model's files are at fault, or the engine itself.
+    """
 
     message: str
+    kind: FailureKind = "engine"
 
 
 FromEngine = Ready | StepOutputs | Refused | Failed
