@@ -7,7 +7,8 @@ Three processes: the scripted engine (no model; a step takes ``--step-ms``), the
 one with the callers. The answer's ``timings`` say what was the engine's: its queue, its prefill, and the way to it, in
 which a request mostly waits for the running step to end (the engine reads between steps). The *added* time is the
 caller's time to first token less those: parsing, template, tokenising, the way back from the engine, detokenising,
-writing, the kernel's sockets and the caller's own reading.
+writing, the kernel's sockets and the caller's own reading. ``api`` is the API process's share of it by its own
+account: parsing, template, tokenising, the way back from the engine and detokenising.
 
 ``alone``: one caller. ``steady``: each of 64 callers asks again after a pause of up to a step (so that arrivals do not
 keep time with the steps): requests arrive one by one among the live streams. ``burst``: all 64 send at the same
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import uvloop
 
@@ -78,6 +79,14 @@ def serve(step_ms: float) -> int:
 # --------------------------------------------------------------------- the callers
 
 
+class Sample(NamedTuple):
+    """Of one request, in ms: the caller's time to first token, the engine's part of it, the API process's."""
+
+    ttft: float
+    engine: float
+    api: float
+
+
 class Caller(asyncio.Protocol):
     """One keep-alive connection: sends a request, notes when the first event came and what the engine took."""
 
@@ -102,8 +111,7 @@ class Caller(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_exception(ConnectionError("the server closed the connection"))
 
-    async def ask(self, request: bytes) -> tuple[float, float]:
-        """``(time to first token, engine's part of it)`` in ms."""
+    async def ask(self, request: bytes) -> Sample:
         assert self._transport is not None
         self._received.clear()
         self._first_ns = 0
@@ -116,7 +124,9 @@ class Caller(asyncio.Protocol):
             raise RuntimeError(f"an answer without timings: {bytes(self._received[:300])!r}")
         timings = json.loads(found.group(1))
         engine_ms = timings["transport"]["to_engine_ms"] + timings["queue_ms"] + timings["prefill_ms"]
-        return (self._first_ns - self._asked_ns) / NS_PER_MS, engine_ms
+        api_ms = sum(timings[f"{stage}_ms"] for stage in ("parse", "template", "tokenize", "detokenize"))
+        api_ms += timings["transport"]["from_engine_ms"]
+        return Sample((self._first_ns - self._asked_ns) / NS_PER_MS, engine_ms, api_ms)
 
 
 def request_bytes(tokens: int) -> bytes:
@@ -127,9 +137,6 @@ def request_bytes(tokens: int) -> bytes:
     body = json.dumps(fields).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
-
-
-Sample = tuple[float, float]
 
 
 async def steady(callers: list[Caller], request: bytes, seconds: float, answer_s: float, step_s: float) -> list[Sample]:
@@ -160,9 +167,10 @@ async def burst(callers: list[Caller], request: bytes, rounds: int) -> list[Samp
 def summary(samples: list[Sample]) -> dict[str, Any]:
     return {
         "requests": len(samples),
-        "ttft_ms": percentiles(ttft for ttft, _ in samples),
-        "engine_ms": percentiles(engine for _, engine in samples),
-        "added_ms": percentiles(ttft - engine for ttft, engine in samples),
+        "ttft_ms": percentiles(sample.ttft for sample in samples),
+        "engine_ms": percentiles(sample.engine for sample in samples),
+        "added_ms": percentiles(sample.ttft - sample.engine for sample in samples),
+        "api_ms": percentiles(sample.api for sample in samples),
     }
 
 
@@ -213,9 +221,9 @@ def main() -> int:
         print(json.dumps({**header(), **setup, **result, "target_ms": TARGET_MS, "reached": reached}))
     else:
         for name, found in result.items():
-            added = found["added_ms"]
-            figures = "  ".join(f"{key} {added[key]:6.2f}" for key in ("p50", "p90", "p99", "max"))
-            print(f"{name:7} {found['requests']:5} requests, ms added to the first token: {figures}")
+            for share in ("added_ms", "api_ms"):
+                figures = "  ".join(f"{key} {found[share][key]:6.2f}" for key in ("p50", "p90", "p99", "max"))
+                print(f"{name:7} {found['requests']:5} requests, first token's {share:8}: {figures}")
     return 0 if reached else 1
 
 
