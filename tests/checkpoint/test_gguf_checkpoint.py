@@ -269,3 +269,12 @@ def test_the_default_model_opens_fast() -> None:
         open_checkpoint("smollm2", offline=True)
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 0.25
+
+
+def test_a_default_that_no_request_may_have_is_the_files_fault(write_gguf: Any) -> None:
+    path = write_gguf(extra=lambda w: w.add_float32("general.sampling.temp", -1.0))
+    with pytest.raises(
+        CheckpointError, match=r"general\.sampling\.temp: temperature must be a finite number"
+    ) as caught:
+        open_gguf(path)
+    assert caught.value.file == str(path)

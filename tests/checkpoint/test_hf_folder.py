@@ -132,3 +132,17 @@ def test_data_is_a_view(write_folder: Any) -> None:
     assert data.shape == (8, 256)
     assert data.dtype == np.uint8
     assert not data.flags.owndata
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1.0), ("top_p", 5), ("top_k", -7), ("min_p", 2.0), ("repetition_penalty", 0.0)],
+)
+def test_a_default_that_no_request_may_have_is_the_checkpoints_fault(
+    write_folder: Any, field: str, value: float
+) -> None:
+    folder = write_folder()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, field: value}))
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: {field}: {field} must be") as caught:
+        open_folder(folder)
+    assert caught.value.field == field

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
 
-from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.checkpoint.checkpoint import Checkpoint, TensorInfo
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.core.errors import CheckpointError, ConfigError
 from firsttoken.models import load_model
-from firsttoken.models.tensors import expected_tensors
+from firsttoken.models.tensors import HEAD, expected_tensors
 from tests.support.tiny_models import FakeTensors, Runner, make_checkpoint, make_config
 
 
@@ -35,6 +37,18 @@ def test_everything_wrong_is_named_in_one_error() -> None:
     assert "model.norm.weight has shape [59], the configuration says [60]" in message
     assert "model.layers.0.self_attn.q_proj.bias is not a tensor of LlamaForCausalLM" in message
     assert caught.value.file == "tiny-model"
+
+
+def test_a_type_that_cannot_be_read_is_named_with_the_tensor() -> None:
+    class Whole(FakeTensors):
+        def infos(self) -> dict[str, TensorInfo]:
+            return {**super().infos(), HEAD: TensorInfo(HEAD, (211, 60), "I32", 4 * 211 * 60)}
+
+    checkpoint = make_checkpoint(make_config(), {})
+    whole = dataclasses.replace(checkpoint, tensors=Whole(tensors_of(checkpoint.config)))
+    with pytest.raises(CheckpointError, match=rf"{HEAD} is stored as I32, supported are BF16, F16, F32") as caught:
+        load(whole)
+    assert (caught.value.file, caught.value.field) == ("tiny-model", HEAD)
 
 
 def test_a_flood_of_faults_is_cut() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from firsttoken.checkpoint.families import FAMILIES, GGUF_ARCHITECTURES, check_config
+from firsttoken.checkpoint.generation import check_generation
 from firsttoken.checkpoint.gguf import GGUFFile
 from firsttoken.checkpoint.gguf_metadata import GGUFMetadata
 from firsttoken.checkpoint.model_config import (
@@ -27,6 +28,13 @@ ROPE_FACTORS = "rope_freqs.weight"
 END_TOKENS = frozenset(
     {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"}
 )
+_SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
 _CONTROL = 3
 _FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NO_TOKEN = 0xFFFFFFFF  # written by some converters for "none"
@@ -280,13 +288,14 @@ def read_generation(file: GGUFFile, vocabulary: GGUFVocabulary, vocab_size: int)
         if kind == _CONTROL and token < count and vocabulary.tokens[token] in END_TOKENS
     ]
     ends = dict.fromkeys(token for token in (*named, *marked) if token is not None)
-    return GenerationConfig(
+    defaults = GenerationConfig(
         eos_token_ids=tuple(ends),
         bos_token_id=vocabulary.bos_id,
         pad_token_id=vocabulary.pad_id,
-        temperature=meta.optional_number("general.sampling.temp"),
-        top_p=meta.optional_number("general.sampling.top_p"),
-        top_k=meta.optional_integer("general.sampling.top_k"),
-        min_p=meta.optional_number("general.sampling.min_p"),
-        repetition_penalty=meta.optional_number("general.sampling.penalty_repeat"),
+        temperature=meta.optional_number(_SAMPLING["temperature"]),
+        top_p=meta.optional_number(_SAMPLING["top_p"]),
+        top_k=meta.optional_integer(_SAMPLING["top_k"]),
+        min_p=meta.optional_number(_SAMPLING["min_p"]),
+        repetition_penalty=meta.optional_number(_SAMPLING["repetition_penalty"]),
     )
+    return check_generation(defaults, meta.file, _SAMPLING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from firsttoken.checkpoint.families import FAMILIES, Family, check_config
+from firsttoken.checkpoint.generation import check_generation
 from firsttoken.checkpoint.json_files import JSONObject
 from firsttoken.checkpoint.model_config import GenerationConfig, ModelConfig, RopeConfig
 
@@ -213,7 +214,7 @@ def read_generation(config: JSONObject, generation: JSONObject, tokenizer_eos: t
     # A tokenizer may know more tokens than the model can produce.
     known = (token for token in tokenizer_eos if token < vocab_size)
     ends = dict.fromkeys((*generation.token_ids("eos_token_id"), *config.token_ids("eos_token_id"), *known))
-    return GenerationConfig(
+    defaults = GenerationConfig(
         eos_token_ids=tuple(ends),
         bos_token_id=_first(generation.token_ids("bos_token_id") or config.token_ids("bos_token_id")),
         pad_token_id=_first(generation.token_ids("pad_token_id")),
@@ -223,6 +224,7 @@ def read_generation(config: JSONObject, generation: JSONObject, tokenizer_eos: t
         min_p=generation.optional_number("min_p"),
         repetition_penalty=generation.optional_number("repetition_penalty"),
     )
+    return check_generation(defaults, generation.file, {})
 
 
 def _first(ids: tuple[int, ...]) -> int | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class FirstTokenError(Exception):
     """Base of every error that firsttoken raises on purpose."""
@@ -29,6 +32,17 @@ class CheckpointError(FirstTokenError):
         self.message = message
         self.file = file
         self.field = field
+
+
+@contextmanager
+def naming_file(file: str) -> Iterator[None]:
+    """A `CheckpointError` from inside that does not say which file it means says ``file``."""
+    try:
+        yield
+    except CheckpointError as error:
+        if error.file is not None:
+            raise
+        raise CheckpointError(error.message, file=file, field=error.field) from error
 
 
 class ConfigError(FirstTokenError, ValueError):

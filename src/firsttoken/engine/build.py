@@ -8,6 +8,7 @@ from array import array
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.errors import naming_file
 from firsttoken.core.plan import RowStart, RowWork, StepPlan
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.engine.config import EngineConfig
@@ -37,7 +38,8 @@ def build_engine(args: EngineArgs, channel: EngineEnd, account: StartAccount) ->
     account.close("checkpoint")
     config = resolve(args, checkpoint, Machine.detect(), say=lambda text: log.info("%s", text))
     account.close("other")
-    executor = TorchExecutor.load(config.executor, checkpoint)
+    with naming_file(checkpoint.path):
+        executor = TorchExecutor.load(config.executor, checkpoint)
     account.close("weights")
     warm_up(executor, config, checkpoint)
     account.close("warm_up")

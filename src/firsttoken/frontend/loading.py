@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.errors import naming_file
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.tokenizer import Tokenizer
 
@@ -29,10 +30,11 @@ def load_text(args: EngineArgs, *, tokenizer: Tokenizer | None = None) -> ModelT
     """
     checkpoint = open_checkpoint(args.model, offline=args.offline)
     spec = checkpoint.tokenizer
-    if tokenizer is None and spec is not None:
-        tokenizer = Tokenizer.build(spec)
     template = None
-    if checkpoint.chat_template is not None:
-        names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        template = ChatTemplate(checkpoint.chat_template, **{name: getattr(spec, name, None) for name in names})
+    with naming_file(checkpoint.path):
+        if tokenizer is None and spec is not None:
+            tokenizer = Tokenizer.build(spec)
+        if checkpoint.chat_template is not None:
+            names = ("bos_token", "eos_token", "pad_token", "unk_token")
+            template = ChatTemplate(checkpoint.chat_template, **{name: getattr(spec, name, None) for name in names})
     return ModelText(args.served_model_name or checkpoint.name, tokenizer, template, checkpoint.generation)

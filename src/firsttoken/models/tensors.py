@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from firsttoken.checkpoint.checkpoint import TensorInfo
+from firsttoken.checkpoint.gguf import SUPPORTED_TYPES
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.core.errors import CheckpointError
 from firsttoken.models.blocks import Shape
@@ -32,19 +33,20 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
 
 
 def check_tensors(config: ModelConfig, infos: Mapping[str, TensorInfo], path: str) -> None:
-    """Compare with `expected_tensors`; one `CheckpointError` names all that is missing, extra or misshapen."""
+    """Compare with `expected_tensors`; one `CheckpointError` names all that is missing, extra, misshapen or of a type
+    that cannot be read."""
     expected = expected_tensors(config)
     faults = [f"{name} is missing (shape {list(shape)})" for name, shape in expected.items() if name not in infos]
     for name, info in infos.items():
         if name in expected:
             if tuple(info.shape) != expected[name]:
                 faults.append(f"{name} has shape {list(info.shape)}, the configuration says {list(expected[name])}")
+            elif info.type not in SUPPORTED_TYPES:
+                faults.append(f"{name} is stored as {info.type}, supported are {', '.join(sorted(SUPPORTED_TYPES))}")
         elif not (_DERIVED.fullmatch(name) or name == HEAD):
             faults.append(f"{name} is not a tensor of {config.architecture}")
     if not faults:
         return
     shown = "; ".join(faults[:_MOST_NAMED])
     more = f"; and {len(faults) - _MOST_NAMED} more" if len(faults) > _MOST_NAMED else ""
-    raise CheckpointError(
-        f"tensors do not match the configuration: {shown}{more}", file=path, field=faults[0].split()[0]
-    )
+    raise CheckpointError(f"the tensors do not fit: {shown}{more}", file=path, field=faults[0].split()[0])
