@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from firsttoken.checkpoint.checkpoint import TensorInfo
 from firsttoken.checkpoint.model_config import ModelConfig, RopeConfig
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
@@ -24,7 +25,9 @@ CONFIG = ModelConfig(
     max_position=4096,
     rope=RopeConfig(),
 )
-CHECKPOINT = SimpleNamespace(name="m", config=CONFIG)
+# 100 million weights.
+TENSORS = SimpleNamespace(infos=lambda: {"w": TensorInfo("w", (10_000, 10_000), "Q4_1", 62_500_000)})
+CHECKPOINT = SimpleNamespace(name="m", config=CONFIG, tensors=TENSORS)
 LAPTOP = Machine(cuda=False, cpu_threads=2, fast_bf16=True, free_memory=8 * GIB)
 
 
@@ -40,7 +43,7 @@ def test_a_laptop_gets_packed_bfloat16_and_the_whole_length():
     assert executor.threads == 2
     assert config.in_flight == 1
     # 64 sequences of 4096 tokens at 256 B a token fit easily: no more than can be used is taken.
-    assert executor.kv_blocks == 64 * 256
+    assert executor.kv_blocks == 64 * 256 + 1
 
 
 def test_every_choice_has_a_reason():
@@ -98,8 +101,22 @@ def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
         ({"in_flight": -1}, "in_flight must be at least 1"),
         ({"threads": -2}, "threads must be at least 1"),
         ({"kv_memory": 10}, "holds no 16-token block"),
+        ({"kv_memory": 9 * GIB}, "kv_memory of 9216 MiB is more than the 8192 MiB that are free"),
+        ({"threads": 1_000_000}, "threads may be at most 16 here, got 1000000"),
+        ({"max_num_seqs": 10**9}, "max_num_seqs may be at most 4096 here, got 1000000000"),
+        ({"in_flight": 10**9}, "in_flight may be at most 64 here, got 1000000000"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(args, words):
     with pytest.raises(ConfigError, match=words):
         _resolve(**args)
+
+
+def test_weights_that_cannot_fit_are_refused_with_the_numbers():
+    small = Machine(cuda=False, cpu_threads=2, fast_bf16=True, free_memory=150_000_000)
+    with pytest.raises(ConfigError, match=r"the weights of m take 0\.2 GiB in bfloat16, but only 0\.1 GiB .* are free"):
+        _resolve(small)
+
+
+def test_one_request_at_once_may_still_be_as_long_as_the_model_allows():
+    assert _resolve(max_num_seqs=1).executor.max_model_len == CONFIG.max_position

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from firsttoken.checkpoint.locate import open_checkpoint
+from firsttoken.checkpoint.shapes import SHAPES, tensor_shapes
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead
 from firsttoken.engine.launch import start_process, start_thread
+from firsttoken.engine.resolve import Machine, resolve
+from firsttoken.executor.torch_executor import TorchExecutor
 from firsttoken.frontend.link import EngineLink
 
 TINY = "random:tiny-llama"
+# The same shape as a folder says it.
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 307,
+    "hidden_size": 72,
+    "intermediate_size": 116,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
 
 
 @pytest.fixture(params=[start_process, start_thread], ids=["process", "thread"])
@@ -45,6 +65,38 @@ def test_a_refusal_reaches_who_waits_as_what_it_was(start, args, error, message)
     with pytest.raises(error, match=message):
         link.ready.result(60)
     assert isinstance(link.error, EngineDead), "there is no engine to send requests to"
+
+
+@pytest.mark.parametrize("args", [{"threads": 1.5}, {"max_num_seqs": "4"}, {"kv_memory": "1GiB"}, {"model": None}])
+def test_an_option_of_a_wrong_type_is_refused_before_anything_starts(start, args):
+    with pytest.raises(ConfigError, match=rf"engine options: Expected .* at `\$\.{next(iter(args))}`"):
+        start(**{"model": TINY, **args})
+
+
+def test_an_executor_that_cannot_start_says_so_instead_of_waiting():
+    checkpoint = open_checkpoint(TINY)
+    machine = Machine(cuda=False, cpu_threads=1, fast_bf16=False, free_memory=1 << 32)
+    config = resolve(EngineArgs(model=TINY, max_num_seqs=1), checkpoint, machine).executor
+    with pytest.raises(Exception, match="num_threads"):
+        TorchExecutor.load(dataclasses.replace(config, threads=1.5), checkpoint)
+
+
+def test_a_damaged_tensor_is_told_with_its_file(start, tmp_path):
+    """Over the whole way: a number that is not finite is found in a tensor, which does not know its file."""
+    weights = {name: torch.full(shape, 0.01) for name, shape in tensor_shapes(SHAPES["tiny-llama"]).items()}
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name][3, 4] = float("nan")
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}: {name}: holds NaN"):
+        start(model=str(tmp_path)).ready.result(60)
+
+
+def test_giving_up_on_an_engine_that_starts_is_no_news(start, caplog):
+    link = start(model="random:smollm2-135m")
+    with caplog.at_level(logging.INFO):
+        link.handle.stop(0.01)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_the_parts_of_the_start_sum_to_the_whole(start):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead
@@ -161,7 +163,19 @@ def test_a_refusal_to_start_is_raised_as_what_it_was(client, link, kind, error):
 
 @pytest.mark.parametrize("message", [Ready(INFO), Failed("too late"), Failed("too late", "config")])
 def test_news_of_the_start_may_come_after_the_wait_was_given_up(client, link, message):
-    assert link.ready.cancel()
+    link.fail("it was shut down")
     client.tell(message)
     client.hang_up()
-    assert link.error is not None
+    assert str(link.error) == "the engine stopped: it was shut down"
+
+
+def test_a_wait_that_is_given_up_leaves_the_start_as_it_is(client, link):
+    async def give_up():
+        waiting = asyncio.wrap_future(link.ready)
+        waiting.cancel()
+        await asyncio.sleep(0)
+
+    asyncio.run(give_up())
+    assert not link.ready.done()
+    client.tell(Ready(INFO))
+    assert link.ready.result(0) is INFO

@@ -18,6 +18,7 @@ import msgspec
 
 from firsttoken.core.clock import now_ns
 from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.errors import ConfigError
 from firsttoken.engine.start_account import StartAccount
 from firsttoken.transport.channel import ChannelClosed, ClientEnd
 from firsttoken.transport.inprocess import InProcessEngineEnd, in_process_channel
@@ -60,7 +61,7 @@ class ProcessHandle:
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            log.warning("the engine process did not leave within %.1f s: killing it", timeout_s)
+            log.log(_level(timeout_s), "the engine process did not leave within %.1f s: killing it", timeout_s)
             self.process.kill()
             self.process.wait()
         self.client.close()
@@ -81,15 +82,31 @@ class ThreadHandle:
             self.client.send(Shutdown())
         self.thread.join(timeout_s)
         if self.thread.is_alive():
-            log.warning("the engine thread did not leave within %.1f s: it ends with its step", timeout_s)
+            log.log(
+                _level(timeout_s), "the engine thread did not leave within %.1f s: it ends with its step", timeout_s
+            )
         self.client.close()
+
+
+def _level(timeout_s: float) -> int:
+    """Who gives an engine less than a second knows that it cannot hear (it is starting): that is no news."""
+    return logging.WARNING if timeout_s >= 1 else logging.DEBUG
+
+
+def _check_types(args: EngineArgs) -> None:
+    """A struct takes what it is given; a wrong type would come to light deep in the engine."""
+    try:
+        msgspec.convert(msgspec.structs.asdict(args), EngineArgs)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"engine options: {error}") from None
 
 
 def start_process(args: EngineArgs) -> ProcessHandle:
     """Start the engine in a child process over a socket pair that only the two of them hold.
 
-    It logs on this process's stderr, at this process's level.
+    It logs on this process's stderr, at this process's level. Raises `ConfigError` for an option of a wrong type.
     """
+    _check_types(args)
     ours, theirs = socket.socketpair()
     with theirs:
         command = [
@@ -108,7 +125,8 @@ def start_process(args: EngineArgs) -> ProcessHandle:
 
 
 def start_thread(args: EngineArgs) -> ThreadHandle:
-    """Start the engine on a daemon thread of this process."""
+    """Start the engine on a daemon thread of this process. Raises `ConfigError` for an option of a wrong type."""
+    _check_types(args)
     if "torch" not in sys.modules:
         for name, value in OPENMP_SETTINGS.items():
             os.environ.setdefault(name, value)

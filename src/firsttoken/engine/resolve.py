@@ -22,6 +22,9 @@ _DEVICES = ("auto", "cpu", "cuda")
 # A share of what is free, since weights, activations and other programs want memory too.
 _KV_SHARE = 0.25
 _KV_CPU_LIMIT = 4 * GIB
+# Far above what is of use, low enough that what is kept for each stays small.
+_MAX_NUM_SEQS = 4096
+_MAX_IN_FLIGHT = 64
 # Beside decode rows a chunk of this size keeps a step under five times a plain decode step (56 against 12 ms for the
 # default model on two cores, up to 1k tokens of context); larger chunks are faster per token, and every gap feels them.
 MIXED_PREFILL_TOKENS = 48
@@ -76,9 +79,11 @@ def resolve(
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
     )
-    max_num_seqs = _positive("max_num_seqs", args.max_num_seqs)
+    _check_weights(checkpoint, dtype, machine)
+    max_num_seqs = _positive("max_num_seqs", args.max_num_seqs, _MAX_NUM_SEQS)
     max_model_len, kv_blocks = _lengths(args, config, kv_format, max_num_seqs, machine, log)
-    threads = _positive("threads", _given(args.threads, machine.cpu_threads))
+    # More threads than processors only wait for each other, and OpenMP ends the process when it gets none.
+    threads = _positive("threads", _given(args.threads, machine.cpu_threads), max(16, 2 * machine.cpu_threads))
     # On the CPU the host's planning is small beside a step, and a request that arrives during a step joins the next
     # one only if that is not planned yet: depth 1 gives the earlier first token.
     return EngineConfig(
@@ -97,7 +102,7 @@ def resolve(
         prefix_caching=args.prefix_caching,
         prefill_tokens=_positive("prefill_tokens", _given(args.prefill_tokens, PREFILL_TOKENS)),
         mixed_prefill_tokens=_positive("mixed_prefill_tokens", _given(args.mixed_prefill_tokens, MIXED_PREFILL_TOKENS)),
-        in_flight=_positive("in_flight", _given(args.in_flight, 1)),
+        in_flight=_positive("in_flight", _given(args.in_flight, 1), _MAX_IN_FLIGHT),
     )
 
 
@@ -139,6 +144,16 @@ def _weights(args: EngineArgs, machine: Machine, log: _Log) -> tuple[str, str]:
     return quantization, dtype
 
 
+def _check_weights(checkpoint: Checkpoint, dtype: str, machine: Machine) -> None:
+    """Weights that cannot fit are refused before the system runs out of memory and ends some process for it."""
+    need = sum(info.num_elements for info in checkpoint.tensors.infos().values()) * (2 if dtype == "bfloat16" else 4)
+    if need > machine.free_memory:
+        raise ConfigError(
+            f"the weights of {checkpoint.name} take {need / GIB:.1f} GiB in {dtype}, but only "
+            f"{machine.free_memory / GIB:.1f} GiB of memory are free: choose a smaller model"
+        )
+
+
 def _why_unpacked(args: EngineArgs) -> str:
     return "float32 was asked for" if args.dtype == "float32" else "this CPU has no bfloat16 instructions"
 
@@ -164,12 +179,17 @@ def _lengths(
         )
     memory = args.kv_memory
     if memory is None:
-        most = max_num_seqs * kv_format.blocks_for(wanted) * kv_format.bytes_per_block
+        # One block more than the longest requests fill: the scheduler keeps a free one for running rows.
+        longest = kv_format.blocks_for(wanted)
+        most = (max_num_seqs * longest + 1) * kv_format.bytes_per_block
         memory = min(int(machine.free_memory * _KV_SHARE), most)
-        memory = min(memory, max(_KV_CPU_LIMIT, kv_format.blocks_for(wanted) * kv_format.bytes_per_block))
+        memory = min(memory, max(_KV_CPU_LIMIT, (longest + 1) * kv_format.bytes_per_block))
         log.chose("kv_memory", f"{memory / MIB:.0f} MiB", f"{_KV_SHARE:.0%} of free memory, at most what can be used")
+    elif memory > machine.free_memory:
+        raise ConfigError(
+            f"kv_memory of {memory / MIB:.0f} MiB is more than the {machine.free_memory / MIB:.0f} MiB that are free"
+        )
     blocks = memory // kv_format.bytes_per_block
-    # One block more than the longest request: the scheduler keeps a free block for running rows.
     fits = (blocks - 1) * kv_format.block_tokens
     if fits < 1:
         raise ConfigError(
@@ -199,9 +219,11 @@ def _given(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def _positive(option: str, value: int) -> int:
+def _positive(option: str, value: int, most: int | None = None) -> int:
     if value < 1:
         raise ConfigError(f"{option} must be at least 1, got {value}")
+    if most is not None and value > most:
+        raise ConfigError(f"{option} may be at most {most} here, got {value}")
     return value
 
 

@@ -87,9 +87,9 @@ class TorchExecutor:
     # ------------------------------------------------------------------ the lane's thread
 
     def _work(self, make_model: Callable[[], DecoderModel], loaded: Future[None]) -> None:
-        torch.set_num_threads(self._config.threads)
         with torch.inference_mode():
             try:
+                torch.set_num_threads(self._config.threads)
                 self._load(make_model())
             except BaseException as error:
                 loaded.set_exception(error)

@@ -57,6 +57,8 @@ class EngineLink:
     def __init__(self, handle: EngineHandle) -> None:
         self.handle = handle
         self.ready: Future[EngineInfo] = Future()
+        # Who waits may give up, the start goes on: a cancelled wait must not count as an engine that is ready.
+        self.ready.set_running_or_notify_cancel()
         self.stats = EngineStats()
         self.error: EngineDead | None = None
         self.on_idle: Callable[[], None] = _nothing  # no request is left
@@ -134,7 +136,7 @@ class EngineLink:
                 sink.refuse(message)
                 self._after_end()
         elif isinstance(message, Ready):
-            with contextlib.suppress(InvalidStateError):  # who waited for the start may have given up
+            with contextlib.suppress(InvalidStateError):  # it may have been given up meanwhile
                 self.ready.set_result(message.info)
         elif isinstance(message, Failed):
             self.fail(message.message, _refusal(message))
