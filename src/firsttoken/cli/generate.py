@@ -61,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         output = None
         if options.output is not None:
+            if options.input is not None and _same(options.input, options.output):
+                raise ConfigError(f"--output {options.output} is the --input: it would be lost")
             try:
                 output = stack.enter_context(options.output.open("w", encoding="utf-8"))
             except OSError as error:
@@ -81,6 +83,13 @@ def run(options: argparse.Namespace) -> int:
 
         print(json.dumps({"outputs": [answer.as_dict() for answer in answers], **report.header(info)}))
     return 1 if any(answer.error for answer in answers) else 0
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
 
 
 def _jobs(options: argparse.Namespace, defaults: dict[str, Any]) -> list[Job]:

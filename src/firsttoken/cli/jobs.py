@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +99,8 @@ def read_jobs(lines: Iterable[bytes], name: str, defaults: dict[str, Any]) -> li
     jobs: list[Job] = []
     bad: list[str] = []
     for number, raw in enumerate(lines, start=1):
+        if number == 1:
+            raw = raw.removeprefix(codecs.BOM_UTF8)  # some editors write one
         if not raw.strip():
             continue
         try:

@@ -84,9 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader left (`firsttoken generate ... | head`). Python flushes stdout once more at exit: let it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:
+        # A full disk, a file that may not be read: the system's own words say it, a traceback adds nothing.
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _report(options.command, f"{where}{error.strerror or error}", FAILED)
 
 
-def _report(command: str, error: Exception, code: int) -> int:
+def _report(command: str, error: Exception | str, code: int) -> int:
     print(f"firsttoken {command}: error: {error}", file=sys.stderr)
     return code
 

@@ -14,6 +14,8 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.core.sampling_params import SamplingParams
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
+# What a message between processes can hold.
+MAX_NUMBER = 2**63 - 1
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -34,7 +36,10 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: write bytes, or a number with KiB, MiB, GiB")
     number, unit, binary = match.groups(default="")
     decimal = text.strip().lower().endswith("b") and not binary
-    value = int(float(number) * (1000 if decimal else 1024) ** _POWERS[unit.lower()])
+    exact = float(number) * (1000 if decimal else 1024) ** _POWERS[unit.lower()]
+    if exact > MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a size: no machine has that much")
+    value = int(exact)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: it must be more than 0 bytes")
     return value
@@ -43,6 +48,11 @@ def size(text: str) -> int:
 def positive_int(text: str) -> int:
     """A whole number, 1 or more."""
     return _whole(text, 1)
+
+
+def whole_int(text: str) -> int:
+    """A whole number of either sign."""
+    return _whole(text, -MAX_NUMBER - 1)
 
 
 def natural_int(text: str) -> int:
@@ -54,9 +64,11 @@ def _whole(text: str, low: int) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a whole number") from None
     if value < low:
-        raise argparse.ArgumentTypeError(f"{text} is too small: it must be {low} or more")
+        raise argparse.ArgumentTypeError(f"{text:.80} is too small: it must be {low} or more")
+    if value > MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{text:.80} is too large")
     return value
 
 
@@ -102,7 +114,7 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "mixed_prefill_tokens": Option("prompt tokens in a step that also decodes (default: auto)", positive_int, "TOKENS"),
     "in_flight": Option("steps submitted before the first one's result is read (default: auto)", positive_int, "N"),
     "threads": Option("CPU threads that compute (default: one a core)", positive_int, "N"),
-    "seed": Option("where the random choices of requests without a seed start from (default: 0)", int, "N"),
+    "seed": Option("where the random choices of requests without a seed start from (default: 0)", whole_int, "N"),
     "offline": Option("never use the network; fail if a file is missing (default: off)", bool),
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 from firsttoken.core.engine_args import DEFAULT_MODEL
@@ -34,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
     from firsttoken.cli import report
     from firsttoken.cli.progress import transfer_progress
 
+    # As Ctrl-C: pip is ended and what was half fetched removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with transfer_progress() as on_progress:
         path = _fetch(options.model, on_progress)
     if options.json:
