@@ -316,3 +316,29 @@ async def test_no_value_of_any_field_is_a_server_error(make_client):
 
         await asyncio.to_thread(check)
         await client.quiet()
+
+
+LONG = "y" * 300_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {LONG: 1},
+        {"model": LONG},
+        {"logit_bias": {LONG: 1}},
+        {"logit_bias": {"1": LONG}},
+        {"stream_options": {LONG: 1}},
+        {"chat_template_kwargs": {"messages": LONG}},
+        {"tool_choice": LONG},
+        {"messages": [{"role": LONG, "content": "hi"}]},
+        {"messages": [{"role": "user", "content": "hi", LONG: LONG}]},
+        {"messages": [{"role": "user", "content": [{"type": LONG}]}]},
+    ],
+    ids=lambda fields: next(iter(fields))[:20],
+)
+async def test_an_error_does_not_send_back_all_that_it_quotes(client, fields):
+    reply = await client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], **fields})
+    assert 400 <= reply.status < 500
+    assert len(reply.body) < 2000
+    assert reply.error["message"]

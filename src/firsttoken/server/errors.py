@@ -11,6 +11,9 @@ from firsttoken.core.errors import EngineDead, EngineDraining, FirstTokenError, 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
+# An error quotes what the caller sent, which may be megabytes; these are far above any message of our own.
+MAX_MESSAGE_CHARS = 1000
+MAX_PARAM_CHARS = 200
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -37,10 +40,14 @@ class ApiError(Exception):
         self.headers = headers or []
 
     def body(self) -> bytes:
-        """The JSON object; always valid UTF-8, whatever the message quotes."""
-        error = {"message": _clean(self.message), "type": self.type, "param": self.param, "code": self.code}
-        if self.param is not None:
-            error["param"] = _clean(self.param)
+        """The JSON object; always valid UTF-8 and never long, whatever the message quotes."""
+        param = None if self.param is None else _clean(self.param, MAX_PARAM_CHARS)
+        error = {
+            "message": _clean(self.message, MAX_MESSAGE_CHARS),
+            "type": self.type,
+            "param": param,
+            "code": self.code,
+        }
         return msgspec.json.encode({"error": error})
 
 
@@ -68,12 +75,20 @@ def as_api_error(exc: BaseException) -> ApiError:
     if isinstance(exc, EngineDraining):
         return unavailable("The server is shutting down and takes no new requests.", "server_draining")
     if isinstance(exc, EngineDead):
-        return unavailable(f"The engine has stopped: {exc}. The server must be started again.", "engine_dead")
+        return unavailable(f"{_sentence(str(exc))}. The server must be started again.", "engine_dead")
     if isinstance(exc, FirstTokenError):
         return ApiError(500, str(exc), type_="server_error", code="generation_failed")
     logger.error("a request failed unexpectedly", exc_info=exc)
     return ApiError(500, "The server failed to handle the request; its log says why.", type_="server_error")
 
 
-def _clean(text: str) -> str:
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _clean(text: str, limit: int) -> str:
+    """Valid Unicode of at most ``limit`` characters: too long a text loses its middle, for its end holds the advice."""
+    if len(text) > limit:
+        half = (limit - 3) // 2
+        text = f"{text[:half]}...{text[-half:]}"
     return text.encode("utf-8", "replace").decode("utf-8")
