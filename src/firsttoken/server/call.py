@@ -27,6 +27,8 @@ EVENT_STREAM = [
     (b"x-accel-buffering", b"no"),
 ]
 MAX_ID_CHARS = 128
+# How long the next piece of a body may take.
+BODY_STALL_S = 75.0
 # Seeded once by the operating system; of its own, so that a caller of random.seed() cannot make ids repeat.
 _IDS = random.Random()
 _NOT_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
@@ -73,14 +75,22 @@ class Call:
     # ------------------------------------------------------------------- reading
 
     async def body(self, limit: int) -> bytes:
-        """The whole body; from then on a caller who leaves ends the call. Raises `ApiError` 413, `ClientGone`."""
+        """The whole body; from then on a caller who leaves ends the call. Raises `ApiError` 408, 413 or 415, and
+        `ClientGone`."""
+        encoding = header(self.scope, b"content-encoding")
+        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+            raise _encoded(encoding)
         declared = header(self.scope, b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
             raise _too_large(limit)
         chunks: list[bytes] = []
         size = 0
         while True:
-            message = await self._receive()
+            try:
+                async with asyncio.timeout(BODY_STALL_S):
+                    message = await self._receive()
+            except TimeoutError:
+                raise _too_slow(size) from None
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk = message.get("body", b"")
@@ -212,10 +222,18 @@ def unique_id(prefix: str) -> str:
 
 
 def _too_large(limit: int) -> ApiError:
-    # The rest of the body is not read, so the connection cannot be used again.
-    return ApiError(
-        413,
-        f"the body is larger than {limit} bytes",
-        code="body_too_large",
-        headers=[(b"connection", b"close")],
-    )
+    return _unread(413, f"the body is larger than {limit} bytes", "body_too_large")
+
+
+def _too_slow(size: int) -> ApiError:
+    return _unread(408, f"nothing came for {BODY_STALL_S:g} s after {size} bytes of the body", "body_timeout")
+
+
+def _encoded(encoding: bytes) -> ApiError:
+    text = f"Content-Encoding {encoding.decode('latin-1')!r} is not supported: send the body as it is"
+    return _unread(415, text, "unsupported_encoding")
+
+
+def _unread(status: int, message: str, code: str) -> ApiError:
+    """A refusal before the body's end: its rest is not read, so the connection cannot be used again."""
+    return ApiError(status, message, code=code, headers=[(b"connection", b"close")])

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
 from firsttoken.core.errors import ConfigError
 from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig
+from firsttoken.server.protocol import Protocol
 from firsttoken.version import __version__
 
 if TYPE_CHECKING:
@@ -107,15 +107,6 @@ async def _watch_loop(observe: Callable[[float], None]) -> None:
         observe(max(time.monotonic() - due, 0.0))
 
 
-class _Protocol(HttpToolsProtocol):
-    """Writes go to the socket at once. uvloop would keep them until every task that is ready has run: the first token
-    of one stream would wait for the next tokens of all the others."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)
-
-
 class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -126,7 +117,7 @@ def _uvicorn_config(app: FirstTokenApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http=_Protocol,
+        http=Protocol,
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -1,0 +1,203 @@
+"""What clients and others do to an HTTP/1 connection, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from firsttoken.server import call, run
+from firsttoken.server.protocol import MAX_HEAD_BYTES
+from tests.server.conftest import forever
+
+BODY = b'{"prompt":"hi","max_tokens":2}'
+ENDLESS = b'{"prompt":"hi","max_tokens":512,"stream":true}'
+JAVA = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+
+
+def post(body=BODY, headers=b"", path=b"/v1/completions"):
+    length = b"Content-Length: %d\r\n" % len(body)
+    return b"POST %b HTTP/1.1\r\nHost: x\r\n%b%b\r\n%b" % (path, length, headers, body)
+
+
+class Connection:
+    def __init__(self, reader, writer):
+        self._reader, self.writer = reader, writer
+
+    async def send(self, *pieces):
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+            await asyncio.sleep(0)
+
+    async def reply(self):
+        """(status, JSON body) of the next answer; None when the connection was closed instead."""
+        async with asyncio.timeout(5):
+            try:
+                head = await self._reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, ConnectionResetError):
+                return None
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+            return int(head.split()[1]), json.loads(await self._reader.readexactly(length))
+
+    async def until(self, mark):
+        async with asyncio.timeout(5):
+            await self._reader.readuntil(mark)
+
+
+@pytest.fixture
+def connect(make_client, serve_http):
+    """``async with connect(...) as (client, open)``: ``await open()`` is a new connection to the client's server."""
+
+    @asynccontextmanager
+    async def made(*script, **options):
+        async with make_client(*script, **options) as client, serve_http(client.app) as url:
+            opened = []
+
+            async def new():
+                opened.append(Connection(*await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))))
+                return opened[-1]
+
+            yield client, new
+            for connection in opened:
+                connection.writer.close()
+
+    return made
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+async def test_an_offer_to_upgrade_is_not_taken_and_the_body_is_read(connect, step):
+    # Three on one connection: before it, and behind it, are plain ones.
+    data = post() + post(headers=JAVA) + post(headers=JAVA.replace(b"Upgrade: h2c", b"upgrade:h2c")) + post()
+    async with connect() as (_, new):
+        connection = await new()
+        await connection.send(*(data[at : at + step] for at in range(0, len(data), step)))
+        for _ in range(4):
+            status, body = await connection.reply()
+            assert status == 200
+            assert body["usage"]["completion_tokens"] == 2
+
+
+async def test_connect_is_refused(connect):
+    async with connect() as (_, new):
+        for line in (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", b"CONNECT /health HTTP/1.1\r\nHost: x\r\n\r\n"):
+            connection = await new()
+            await connection.send(line)
+            status, _ = await connection.reply()
+            assert status in (400, 405)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"X-A: ", *[b"a" * 16_000] * 40],
+        [b"X-A: b\r\n" * 400] * 40,
+        [b"".join(b"X-%d: b\r\n" % number for number in range(9000)) + b"\r\n"],
+    ],
+    ids=["one header without an end", "headers without an end", "too many headers"],
+)
+async def test_a_head_is_bounded(connect, pieces):
+    async with connect() as (client, new):
+        connection = await new()
+        try:
+            await connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n", *pieces)
+        except ConnectionError:
+            return  # closed while we were still sending: the answer may be lost on the way
+        reply = await connection.reply()
+        assert reply is None or (reply[0], reply[1]["error"]["code"]) == (431, "headers_too_large")
+        assert (await client.complete()).status == 200
+
+
+async def test_an_answer_says_that_the_head_is_too_large(connect):
+    async with connect() as (_, new):
+        connection = await new()
+        await connection.send(b"GET /health HTTP/1.1\r\nX-A: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n")
+        status, body = await connection.reply()
+        assert (status, body["error"]["code"]) == (431, "headers_too_large")
+
+
+async def test_a_head_below_the_bound_is_read_in_pieces(connect):
+    head = b"X-A: " + b"a" * (MAX_HEAD_BYTES - 2000) + b"\r\n"
+    async with connect() as (_, new):
+        connection = await new()
+        data = post(headers=head)
+        for _ in range(2):  # and the count starts anew with the next request
+            await connection.send(*(data[at : at + 3000] for at in range(0, len(data), 3000)))
+            assert (await connection.reply())[0] == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        post(headers=b"Content-Length: 3\r\n"),
+        post(headers=b"Transfer-Encoding: chunked\r\n"),
+        b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["tls", "path", "two lengths", "length and chunks", "chunk size"],
+)
+async def test_what_is_not_http_gets_an_error_in_openai_shape(connect, data):
+    async with connect() as (client, new):
+        connection = await new()
+        await connection.send(data)
+        status, body = await connection.reply()
+        assert (status, body["error"]["code"]) == (400, "invalid_http")
+        assert await connection.reply() is None  # closed
+        assert (await client.complete()).status == 200
+
+
+async def test_all_pipelined_calls_end_when_the_client_leaves(connect):
+    async with connect(forever, step_s=0.002) as (client, new):
+        connection = await new()
+        await connection.send(post(ENDLESS) + post(ENDLESS) + post())
+        await connection.until(b"data: ")
+        connection.writer.close()
+        async with asyncio.timeout(1):  # 512 steps would take longer
+            while len(client.app.live):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await client.quiet()
+        assert client.llm.stats.finished == 0
+        assert client.llm.stats.aborted >= 1
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\n"])
+async def test_a_connection_that_sends_no_request_is_closed(connect, monkeypatch, data):
+    monkeypatch.setattr(run, "KEEP_ALIVE_S", 0.1)
+    async with connect() as (_, new):
+        connection = await new()
+        await connection.send(data)
+        assert await connection.reply() is None
+
+
+async def test_half_a_pipelined_request_does_not_cut_the_answer_before_it(connect, monkeypatch):
+    monkeypatch.setattr(run, "KEEP_ALIVE_S", 0.05)
+    async with connect(forever, step_s=0.01) as (_, new):
+        connection = await new()
+        await connection.send(post(ENDLESS.replace(b"512", b"32")) + b"GET /hea")
+        await connection.until(b"data: [DONE]\n\n")
+
+
+async def test_a_body_that_stops_coming_is_given_up(connect, monkeypatch):
+    monkeypatch.setattr(call, "BODY_STALL_S", 0.1)
+    async with connect() as (client, new):
+        connection = await new()
+        await connection.send(post()[:-10])
+        status, body = await connection.reply()
+        assert (status, body["error"]["code"]) == (408, "body_timeout")
+        assert await connection.reply() is None
+        assert len(client.app.live) == 0
+
+
+async def test_a_compressed_body_is_refused_by_name(connect):
+    async with connect() as (_, new):
+        connection = await new()
+        await connection.send(post(b"\x1f\x8b\x08\x00", b"Content-Encoding: gzip\r\n"))
+        status, body = await connection.reply()
+        assert status == 415
+        assert "'gzip'" in body["error"]["message"]
+        connection = await new()
+        await connection.send(post(headers=b"Content-Encoding: identity\r\n"))
+        assert (await connection.reply())[0] == 200
