@@ -36,12 +36,22 @@ def test_gauges_and_totals_follow_the_latest_stats():
         ("firsttoken_cached_prompt_tokens_total",): 16,
         ("firsttoken_output_tokens_total",): 55,
         ("firsttoken_preemptions_total",): 1,
-        ("firsttoken_requests_ended_total", ("outcome", "finished")): 6,
-        ("firsttoken_requests_ended_total", ("outcome", "aborted")): 5,
-        ("firsttoken_requests_ended_total", ("outcome", "failed")): 4,
     }
     assert {key: found[key] for key in expected} == expected
     assert metrics.stats is stats
+
+
+def test_answers_are_counted_by_outcome():
+    metrics = FrontendMetrics()
+    outcomes = [("firsttoken_requests_ended_total", ("outcome", name)) for name in ("finished", "aborted", "failed")]
+    assert [scrape(metrics)[key] for key in outcomes] == [0, 0, 0]  # all are there before anything ended
+    metrics.started(9)
+    metrics.ended("finished")
+    metrics.ended("aborted", 5)
+    metrics.ended("failed", 2)
+    found = scrape(metrics)
+    assert found[("firsttoken_requests_started_total",)] == 9
+    assert [found[key] for key in outcomes] == [1, 5, 2]
 
 
 def test_gauges_return_to_zero_with_a_heartbeat_alone():

@@ -283,7 +283,11 @@ class AsyncLLM:
         )
         self._idle.clear()
         self._progress.submitted(now_ns())
-        link.submit(requests, generation)
+        try:
+            link.submit(requests, generation)
+        except EngineDead as error:
+            generation.die(error)
+            raise
         return generation
 
     async def generate(

@@ -18,7 +18,7 @@ from firsttoken.frontend.times import RequestTimes
 from firsttoken.transport.messages import Refused, RequestDelta
 
 if TYPE_CHECKING:
-    from firsttoken.observability.metrics import FrontendMetrics
+    from firsttoken.observability.metrics import FrontendMetrics, Outcome
     from firsttoken.text.tokenizer import Tokenizer
 
 __all__ = ["Delta", "Generation", "GenerationFailed"]
@@ -80,6 +80,8 @@ class Generation:
         self._times = RequestTimes(timeline)
         self._last_ns = [0] * len(requests)  # when each answer's latest tokens arrived
         self._ended = False
+        self._unbooked = set(range(len(requests)))  # answers whose outcome is not counted yet
+        metrics.started(len(requests))
 
     # ------------------------------------------------------------ for the caller
 
@@ -114,6 +116,7 @@ class Generation:
     def cancel(self) -> None:
         """End all unfinished answers now, here and in the engine. The iteration then gives what had arrived, with
         ``finish_reason`` "abort". Idempotent; does nothing after the end."""
+        self._book(self._unbooked, "aborted")  # some may have ended in the engine, and nobody came for the rest
         if not self._live:
             return
         live, self._live = self._live, {}
@@ -167,6 +170,7 @@ class Generation:
         if self._error is None:
             self._error = error
             live, self._live = list(self._live), {}
+            self._book(self._unbooked, "failed")
             self._link.abort(live)
             self._observe_end(self.timeline.stamp(Mark.FINISHED))
         self._wake()
@@ -226,6 +230,7 @@ class Generation:
     def _finish(self, index: int, *, engine_ended: bool, ns: int) -> None:
         """The answer has its last delta: free what it held in the engine, and close the books."""
         self._unfinished -= 1
+        self._book({index}, "aborted" if self._answers[index].finish_reason == "abort" else "finished")
         if not engine_ended:
             for engine_id, live_index in self._live.items():
                 if live_index == index:
@@ -236,6 +241,13 @@ class Generation:
             self._times.finish(ns)
         if self._unfinished == 0:
             self._observe_end(ns)
+
+    def _book(self, indexes: set[int], outcome: Outcome) -> None:
+        """Count how these answers ended, unless that was counted already."""
+        fresh = self._unbooked & indexes
+        if fresh:
+            self._unbooked -= fresh
+            self._metrics.ended(outcome, len(fresh))
 
     def _observe_end(self, ns: int) -> None:
         if not self._ended:

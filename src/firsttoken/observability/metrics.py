@@ -8,6 +8,7 @@ front end, a fraction of a microsecond a token.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -15,6 +16,8 @@ from prometheus_client.registry import Collector
 
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.transport.messages import EngineInfo, EngineStats
+
+Outcome = Literal["finished", "aborted", "failed"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -61,6 +64,16 @@ class FrontendMetrics:
         self._refused = Counter(
             "firsttoken_requests_refused", "Requests refused before they were run", registry=self.registry
         )
+        self._started = Counter(
+            "firsttoken_requests_started", "Answers asked of the engine (n for a request)", registry=self.registry
+        )
+        ended = Counter(
+            "firsttoken_requests_ended",
+            "Answers that ended, by outcome: finished, aborted (the caller left), failed",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self._ended = {outcome: ended.labels(outcome) for outcome in ("finished", "aborted", "failed")}
         # Bound once: these are called for every token of every stream.
         self.first_token = self._ttft.observe  # (seconds)
         self.token_gap = self._itl.observe  # (seconds)
@@ -92,6 +105,15 @@ class FrontendMetrics:
     def refused(self) -> None:
         """Count a request that was refused at the door."""
         self._refused.inc()
+
+    def started(self, answers: int) -> None:
+        """Count answers that are asked of the engine. Each is to be told to `ended` once."""
+        self._started.inc(answers)
+
+    def ended(self, outcome: Outcome, answers: int = 1) -> None:
+        """Count answers as their callers saw them end, which the engine cannot know: it aborts an answer that a stop
+        string finished, and tells nothing any more once it is dead."""
+        self._ended[outcome].inc(answers)
 
     def render(self) -> bytes:
         """The exposition text, of type `CONTENT_TYPE`. Some milliseconds: call it in a thread, not in the loop."""
@@ -126,11 +148,6 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         ("preemptions", "Times a request lost its KV blocks to another", stats.preemptions),
     ):
         yield CounterMetricFamily(f"firsttoken_{name}", help_text, value=value)
-    ended = CounterMetricFamily("firsttoken_requests_ended", "Requests that ended, by outcome", labels=["outcome"])
-    ended.add_metric(["finished"], stats.finished)
-    ended.add_metric(["aborted"], stats.aborted)
-    ended.add_metric(["failed"], stats.failed)
-    yield ended
 
 
 def _info(info: EngineInfo) -> Metric:
