@@ -201,3 +201,15 @@ async def test_a_compressed_body_is_refused_by_name(connect):
         connection = await new()
         await connection.send(post(headers=b"Content-Encoding: identity\r\n"))
         assert (await connection.reply())[0] == 200
+
+
+async def test_the_account_starts_with_the_first_byte(connect):
+    async with connect() as (_, new):
+        connection = await new()
+        head, _, rest = post(b'{"prompt":"hi","max_tokens":2,"timings":true}').partition(b"Host")
+        await connection.send(head)
+        await asyncio.sleep(0.1)
+        await connection.send(b"Host" + rest)
+        _, body = await connection.reply()
+        assert 100 <= body["timings"]["parse_ms"] <= body["timings"]["total_ms"]
+        assert body["timings"]["unaccounted_ms"] == 0

@@ -26,6 +26,8 @@ EVENT_STREAM = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+# The key in an ASGI scope of the time at which the request's first byte was read, where the server knows it.
+RECEIVED_NS = "firsttoken.received_ns"
 MAX_ID_CHARS = 128
 # How long the next piece of a body may take.
 BODY_STALL_S = 75.0
@@ -56,7 +58,7 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.timeline = Timeline()
-        self.timeline.stamp(Mark.RECEIVED)
+        self.timeline.stamp(Mark.RECEIVED, scope.get(RECEIVED_NS))
         self.scope = scope
         self.request_id = request_id(scope)
         self.started = False

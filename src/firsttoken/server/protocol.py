@@ -9,6 +9,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from firsttoken.core.clock import now_ns
+from firsttoken.server.call import RECEIVED_NS
 from firsttoken.server.errors import ApiError
 
 # A request line with its headers. Others allow 8 to 32 KiB.
@@ -100,6 +102,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[RECEIVED_NS] = now_ns()  # type: ignore[literal-required]  # a key of our own, as ASGI allows
         self._heading = True
         self._head_fed = self._head_parsed = 0
         if self._head_timer is None:
