@@ -29,7 +29,7 @@ from firsttoken.server.errors import bad_request
 from firsttoken.server.sampling import cache_salt, completion_params, priority
 from firsttoken.server.schema import CompletionRequest
 from firsttoken.server.state import AppState
-from firsttoken.server.streaming import check_stream_options, deltas
+from firsttoken.server.streaming import check_stream_options, deltas, naming
 
 if TYPE_CHECKING:
     from firsttoken.frontend.generation import Delta, Generation
@@ -43,6 +43,7 @@ class _Part:
     prompt: array[int]
     text: str | None  # the prompt as text, when it is to be echoed
     generation: Generation
+    name: str  # what errors call it
 
 
 @dataclass(slots=True)
@@ -123,10 +124,13 @@ class CompletionRoute:
         call.timeline.stamp(Mark.PARSED)
         call.timeline.stamp(Mark.TEMPLATED)
         special = request.add_special_tokens is not False
-        encoded = await asyncio.gather(*(self._encode(prompt, special) for prompt in prompts))
+        names = [f"prompt[{index}]" for index in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
+        encoded = await asyncio.gather(
+            *(self._encode(prompt, special, name) for prompt, name in zip(prompts, names, strict=True))
+        )
         texts = [
-            await self._echo(prompt, ids) if request.echo else None
-            for prompt, ids in zip(prompts, encoded, strict=True)
+            await self._echo(prompt, ids, name) if request.echo else None
+            for prompt, ids, name in zip(prompts, encoded, names, strict=True)
         ]
         call.timeline.stamp(Mark.TOKENIZED)
         job = CompletionJob(request, params, [], [_Answer() for _ in range(len(prompts) * params.n)])
@@ -134,10 +138,11 @@ class CompletionRoute:
             for index, (ids, text) in enumerate(zip(encoded, texts, strict=True)):
                 # Each prompt has its own way from here on; the first one's timeline is the request's.
                 timeline = Timeline(call.timeline.stamps()) if index else call.timeline
-                generation = llm.open(
-                    ids, params, request_id=call.request_id, timeline=timeline, salt=salt, priority=rank
-                )
-                job.parts.append(_Part(index * params.n, ids, text, generation))
+                with naming(names[index]):
+                    generation = llm.open(
+                        ids, params, request_id=call.request_id, timeline=timeline, salt=salt, priority=rank
+                    )
+                job.parts.append(_Part(index * params.n, ids, text, generation, names[index]))
         except BaseException:
             job.cancel()
             raise
@@ -150,12 +155,13 @@ class CompletionRoute:
             raise bad_request("prompt is an empty list: send at least one prompt", "prompt", "empty_prompt")
         return request, prompts
 
-    async def _encode(self, prompt: Prompt, special: bool) -> array[int]:
+    async def _encode(self, prompt: Prompt, special: bool, name: str) -> array[int]:
         if not isinstance(prompt, str):
             return prompt
-        return await self._state.llm.encode(prompt, add_special_tokens=special)
+        with naming(name):
+            return await self._state.llm.encode(prompt, add_special_tokens=special)
 
-    async def _echo(self, prompt: Prompt, ids: array[int]) -> str:
+    async def _echo(self, prompt: Prompt, ids: array[int], name: str) -> str:
         if isinstance(prompt, str):
             return prompt
         tokenizer, info = self._state.llm.tokenizer, self._state.llm.info
@@ -163,7 +169,7 @@ class CompletionRoute:
             raise bad_request("echo needs a tokenizer, and this model has none", "echo")
         if ids and max(ids) >= info.vocab_size:
             raise bad_request(
-                f"prompt: token id {max(ids)} is outside the vocabulary (0 to {info.vocab_size - 1})", "prompt"
+                f"{name}: token id {max(ids)} is outside the vocabulary (0 to {info.vocab_size - 1})", name
             )
         return await asyncio.to_thread(tokenizer.decode, ids)
 
@@ -262,7 +268,7 @@ class CompletionRoute:
 async def _merged(parts: list[_Part]) -> AsyncGenerator[tuple[_Part, Delta]]:
     """The deltas of all prompts as they come; the first error ends it."""
     if len(parts) == 1:
-        async for delta in deltas(parts[0].generation, prompt_field="prompt"):
+        async for delta in deltas(parts[0].generation, prompt_field=parts[0].name):
             yield parts[0], delta
         return
     queue: asyncio.Queue[tuple[_Part, Delta] | Exception | None] = asyncio.Queue()
@@ -284,7 +290,7 @@ async def _merged(parts: list[_Part]) -> AsyncGenerator[tuple[_Part, Delta]]:
 
 async def _feed(part: _Part, queue: asyncio.Queue[tuple[_Part, Delta] | Exception | None]) -> None:
     try:
-        async for delta in deltas(part.generation, prompt_field="prompt"):
+        async for delta in deltas(part.generation, prompt_field=part.name):
             queue.put_nowait((part, delta))
         queue.put_nowait(None)
     except Exception as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 from firsttoken.core.errors import InvalidRequest
@@ -38,8 +39,20 @@ async def deltas(generation: Generation, *, prompt_field: str) -> AsyncIterator[
         raise named(error, prompt_field) from None
 
 
+@contextlib.contextmanager
+def naming(prompt_field: str) -> Iterator[None]:
+    """What is wrong with "the prompt" inside is said of ``prompt_field``."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise named(error, prompt_field) from None
+
+
 def named(error: InvalidRequest, prompt_field: str) -> InvalidRequest:
-    """The front end speaks of the prompt; a chat caller sent messages."""
+    """The front end speaks of the prompt; a chat caller sent messages, and others several prompts."""
     if error.param != "prompt" or prompt_field == "prompt":
         return error
-    return InvalidRequest(error.message, param=prompt_field, code=error.code)
+    message = error.message
+    if prompt_field.startswith("prompt["):
+        message = f"{prompt_field}: {message.removeprefix('prompt: ')}"
+    return InvalidRequest(message, param=prompt_field, code=error.code)
