@@ -175,7 +175,7 @@ def test_closing_a_local_stream_aborts_the_request(stub: Any) -> None:
     source = LocalSource(EngineArgs(), {"max_tokens": 3000})
     try:
         stream = source.stream([{"role": "user", "content": "hi"}])
-        assert next(stream) == "x"
+        assert next(stream).strip("x") == ""  # what piled up comes as one delta
         stream.close()  # type: ignore[attr-defined]
         # The engine is free at once for the next one.
         stub.script = lambda request: stub.say("ok")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -21,6 +22,7 @@ from firsttoken.engine.launch import start_process, start_thread
 from firsttoken.engine.resolve import Machine, resolve
 from firsttoken.executor.torch_executor import TorchExecutor
 from firsttoken.frontend.link import EngineLink
+from firsttoken.observability.logging import setup_logging
 
 TINY = "random:tiny-llama"
 # The same shape as a folder says it.
@@ -108,21 +110,28 @@ def test_the_parts_of_the_start_sum_to_the_whole(start):
     assert sum(parts.values()) == pytest.approx(took_ms, abs=100)
 
 
-def test_the_engine_process_logs_at_the_level_of_its_front_end(capfd):
-    def logged(level):
-        logging.getLogger("firsttoken").setLevel(level)
+def test_the_engine_process_logs_as_its_front_end_does(capfd):
+    def logged(level, **how):
+        setup_logging(level, **how)
         link = EngineLink(start_process(EngineArgs(model=TINY)))
         link.listen()
         link.ready.result(60)
         link.handle.stop(10)
         return capfd.readouterr().err
 
-    before = logging.getLogger("firsttoken").level
+    root, ours = logging.getLogger(), logging.getLogger("firsttoken")
+    before = root.level, ours.level
     try:
-        assert "INFO engine: device = cpu" in logged(logging.INFO)
-        assert logged(logging.ERROR) == ""
+        assert "INFO  engine.build: device = cpu" in logged("info")
+        lines = [msgspec.json.decode(line) for line in logged("info", json_lines=True).splitlines()]
+        assert lines
+        assert {line["level"] for line in lines} == {"info"}
+        assert logged("error") == ""
     finally:
-        logging.getLogger("firsttoken").setLevel(before)
+        for handler in [handler for handler in root.handlers if handler.get_name() == "firsttoken"]:
+            root.removeHandler(handler)
+        root.setLevel(before[0])
+        ours.setLevel(before[1])
 
 
 def test_nothing_heavy_is_imported_before_the_account_begins():

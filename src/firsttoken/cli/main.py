@@ -6,7 +6,6 @@ Exit codes: 0 on success, 1 where the work or a stated target failed, 2 on bad u
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from typing import Protocol
 from firsttoken.cli import chat, generate, pull, serve, version
 from firsttoken.cli.options import HelpFormatter
 from firsttoken.core.errors import ConfigError, FirstTokenError, InvalidRequest
+from firsttoken.observability.logging import setup_logging
 from firsttoken.version import __version__
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 128 + signal.SIGINT
@@ -70,8 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Usage errors that argparse finds raise ``SystemExit(2)``."""
     options = build_parser().parse_args(argv)
-    level = getattr(options, "log_level", "warning").upper()
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    setup_logging(getattr(options, "log_level", "warning"), json_lines=getattr(options, "log_json", False))
     try:
         return int(options.run(options))
     except (ConfigError, InvalidRequest) as error:

@@ -147,13 +147,14 @@ def engine_args(options: argparse.Namespace, base: dict[str, Any] | None = None)
 
 
 def add_log_level(parser: argparse.ArgumentParser, default: str) -> None:
-    """``--log-level``; logs go to stderr."""
+    """``--log-level`` and ``--log-json``; logs go to stderr."""
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default=default,
         help=f"how much to log on stderr (default: {default})",
     )
+    parser.add_argument("--log-json", action="store_true", help="log one JSON object a line")
 
 
 # ---------------------------------------------------------------- sampling

@@ -20,6 +20,7 @@ from firsttoken.core.clock import now_ns
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.engine.start_account import StartAccount
+from firsttoken.observability.logging import logging_setup
 from firsttoken.transport.channel import ChannelClosed, ClientEnd
 from firsttoken.transport.inprocess import InProcessEngineEnd, in_process_channel
 from firsttoken.transport.messages import Shutdown
@@ -104,9 +105,11 @@ def _check_types(args: EngineArgs) -> None:
 def start_process(args: EngineArgs) -> ProcessHandle:
     """Start the engine in a child process over a socket pair that only the two of them hold.
 
-    It logs on this process's stderr, at this process's level. Raises `ConfigError` for an option of a wrong type.
+    It logs on this process's stderr, at the same level and in the same format. Raises `ConfigError` for an option of a
+    wrong type.
     """
     _check_types(args)
+    level, as_json = logging_setup()
     ours, theirs = socket.socketpair()
     with theirs:
         command = [
@@ -115,7 +118,8 @@ def start_process(args: EngineArgs) -> ProcessHandle:
             "firsttoken.engine.process",
             str(theirs.fileno()),
             str(now_ns()),
-            str(logging.getLogger("firsttoken").getEffectiveLevel()),
+            level,
+            "json" if as_json else "text",
             msgspec.json.encode(args).decode(),
         ]
         process = subprocess.Popen(  # noqa: S603

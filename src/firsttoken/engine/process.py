@@ -1,14 +1,14 @@
-"""The engine's process: ``python -m firsttoken.engine.process FD LAUNCHED LEVEL ARGS``. Started by `engine.launch`,
-not by hand.
+"""The engine's process: ``python -m firsttoken.engine.process FD LAUNCHED LEVEL FORMAT ARGS``.
 
-FD is an inherited socket, LAUNCHED when the process was asked for (monotonic nanoseconds), LEVEL what to log (as
-`logging` numbers it), ARGS an `EngineArgs` as JSON. The process ends when the front end's end of the socket closes,
+Started by `engine.launch`, not by hand.
+
+FD is an inherited socket, LAUNCHED when the process was asked for (monotonic nanoseconds), LEVEL what to log and FORMAT
+how ("text" or "json"), ARGS an `EngineArgs` as JSON. The process ends when the front end's end of the socket closes,
 however that happened, so nothing is left behind when the front end is killed.
 """
 
 from __future__ import annotations
 
-import logging
 import signal
 import socket
 import sys
@@ -18,21 +18,21 @@ from firsttoken.engine.start_account import StartAccount
 
 def main(argv: list[str]) -> int:
     """Serve one front end; the exit status is 0 when it left or said so, 1 when the engine failed."""
-    fd, launched_ns, level, raw_args = argv
+    fd, launched_ns, level, log_format, raw_args = argv
     account = StartAccount(int(launched_ns))
     account.close("interpreter")
     # The front end decides when to stop; a Ctrl-C or TERM sent to the whole group must not cut its drain short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=int(level), stream=sys.stderr, format="%(levelname)s engine: %(message)s")
-
     # torch comes with these, and takes most of a second: a part of the start of its own.
     import msgspec
 
     from firsttoken.core.engine_args import EngineArgs
     from firsttoken.engine.run import run_engine
+    from firsttoken.observability.logging import setup_logging
     from firsttoken.transport.socket_channel import SocketEngineEnd
 
+    setup_logging(level, json_lines=log_format == "json")
     account.close("imports")
     channel = SocketEngineEnd(socket.socket(fileno=int(fd)))
     return 0 if run_engine(msgspec.json.decode(raw_args, type=EngineArgs), channel, account, own_process=True) else 1

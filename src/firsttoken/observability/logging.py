@@ -103,3 +103,11 @@ def setup_logging(level: str = "info", *, json_lines: bool = False, stream: IO[s
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger("firsttoken").setLevel(number)
     return handler
+
+
+def logging_setup() -> tuple[str, bool]:
+    """The level that firsttoken logs at in this process, and whether as JSON lines: what a child process should do
+    too."""
+    level = logging.getLogger("firsttoken").getEffectiveLevel()
+    ours = [handler for handler in logging.getLogger().handlers if handler.get_name() == "firsttoken"]
+    return logging.getLevelName(level).lower(), any(isinstance(each.formatter, JSONFormatter) for each in ours)
