@@ -28,11 +28,15 @@ from firsttoken.transport.socket_channel import SocketClientEnd
 
 log = logging.getLogger(__name__)
 
-# OpenMP's threads spin at a barrier by default, and a step has about a thousand of them. Alone on the machine that
-# gains little; beside any other busy process (a load generator, a browser) the spinners take the CPU from the very
-# thread they wait for: loading the default model on two cores took 27 s spinning and 0.8 s sleeping, under load.
-# It must be set before OpenMP is loaded, and a value that the user chose is kept.
-OPENMP_SETTINGS = {"GOMP_SPINCOUNT": "20000"}
+# Read by the libraries under torch when they are loaded; a value that the user chose is kept.
+COMPUTE_ENVIRONMENT = {
+    # How long OpenMP's threads spin at a barrier before they sleep, in loops of a few ns. A step has about a thousand
+    # barriers: at once asleep they take it twice as long, and without end they take the cores from other programs.
+    "GOMP_SPINCOUNT": "20000",
+    # oneDNN keeps the code that it makes for each shape, 1,024 of them by default, and batches and contexts have no end
+    # of shapes: 400 MiB more after 240 requests of random lengths. This many serve a step several times over.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+}
 
 
 class EngineHandle(Protocol):
@@ -123,7 +127,7 @@ def start_process(args: EngineArgs) -> ProcessHandle:
             msgspec.json.encode(args).decode(),
         ]
         process = subprocess.Popen(  # noqa: S603
-            command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=OPENMP_SETTINGS | os.environ
+            command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=COMPUTE_ENVIRONMENT | os.environ
         )
     return ProcessHandle(process, SocketClientEnd(ours))
 
@@ -132,7 +136,7 @@ def start_thread(args: EngineArgs) -> ThreadHandle:
     """Start the engine on a daemon thread of this process. Raises `ConfigError` for an option of a wrong type."""
     _check_types(args)
     if "torch" not in sys.modules:
-        for name, value in OPENMP_SETTINGS.items():
+        for name, value in COMPUTE_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
     account = StartAccount()
     engine_end, client_end = in_process_channel()
