@@ -214,6 +214,29 @@ async def test_a_process_streams_like_a_thread(tokenizer):
     assert not handle.alive()
 
 
+async def test_the_engine_process_is_in_the_metrics(tokenizer):
+    async with AsyncLLM(StubProcess(f"{__name__}:endless", vocab_size=VOCAB_SIZE), tokenizer=tokenizer) as llm:
+        assert b"\nfirsttoken_engine_process_resident_memory_bytes " in llm.metrics.render()
+
+
+async def test_a_launch_that_is_cancelled_leaves_no_engine(monkeypatch):
+    handles = []
+
+    def start(args, in_process):
+        handles.append(StubProcess(f"{__name__}:endless", vocab_size=VOCAB_SIZE, start_s=30.0))
+        return handles[-1]
+
+    monkeypatch.setattr("firsttoken.frontend.async_llm._start_engine", start)
+    launching = asyncio.create_task(AsyncLLM.launch(EngineArgs(model="random:tiny-llama")))
+    while not handles:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    launching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await launching
+    assert not handles[0].alive()
+
+
 async def test_a_silent_death_is_seen_without_the_channel(serve):
     class Zombie(StubEngine):
         dead = False

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from array import array
 
+import numpy as np
 import pytest
 
 from firsttoken.core.errors import EngineDead, InvalidRequest
@@ -63,10 +64,25 @@ def test_outputs_come_in_the_order_of_the_prompts(make):
         ({"prompt": "ab"}, ["ab"]),
         ([{"prompt_token_ids": [97]}, "b"], ["a", "b"]),
         ([], []),
+        ((prompt for prompt in ("a", "b")), ["a", "b"]),
+        (np.array([97, 98]), ["ab"]),
+        ([np.array([97]), np.array([98], dtype=np.uint32)], ["a", "b"]),
     ],
 )
 def test_every_form_of_prompt_is_taken(make, prompts, texts):
     assert [output.outputs[0].text for output in make(echo).generate(prompts, SamplingParams())] == texts
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"ab", [None], ["a", 1.5], np.array([0.5])])
+def test_what_is_no_prompt_is_refused(make, prompts):
+    with pytest.raises(InvalidRequest):
+        make(echo).generate(prompts, SamplingParams())
+
+
+@pytest.mark.parametrize("params", [[None], [{"temperature": 0}], {"temperature": 0}])
+def test_what_are_no_sampling_params_is_refused(make, params):
+    with pytest.raises(InvalidRequest, match="must be SamplingParams"):
+        make(echo).generate("a", params)
 
 
 def test_params_for_each_prompt_and_defaults(make):

@@ -23,7 +23,7 @@ def _in_range(name: str, value: float, low: float, high: float, *, open_low: boo
     ok = (low < value <= high) if open_low else (low <= value <= high)
     if not ok:
         bracket = "(" if open_low else "["
-        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}", param=name)
+        raise InvalidRequest(f"{name} must be in {bracket}{low}, {high}], got {value!r}", param=name)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

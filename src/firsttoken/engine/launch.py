@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Protocol
 
 import msgspec
 
@@ -39,23 +38,13 @@ COMPUTE_ENVIRONMENT = {
 }
 
 
-class EngineHandle(Protocol):
-    """A started engine. The first message on ``client`` is `Ready` or `Failed`."""
-
-    client: ClientEnd
-
-    def alive(self) -> bool: ...
-
-    def stop(self, timeout_s: float) -> None:
-        """Ask it to leave, wait up to ``timeout_s``, then end it by force where that is possible. Idempotent."""
-
-
 class ProcessHandle:
     """An engine in a child process."""
 
     def __init__(self, process: subprocess.Popen[bytes], client: SocketClientEnd) -> None:
         self.process = process
         self.client: ClientEnd = client
+        self.pid: int | None = process.pid
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -78,6 +67,7 @@ class ThreadHandle:
     def __init__(self, thread: threading.Thread, client: ClientEnd) -> None:
         self.thread = thread
         self.client = client
+        self.pid: int | None = None
 
     def alive(self) -> bool:
         return self.thread.is_alive()

@@ -99,6 +99,7 @@ class StubEngine:
         self.config = _with_options(config, options)
         engine_end, client = in_process_channel()
         self.client: ClientEnd = client
+        self.pid: int | None = None
         self.loop = StubLoop(engine_end, script, self.config)
         self._thread = threading.Thread(target=self.loop.run, name="firsttoken-stub", daemon=True)
         self._thread.start()
@@ -127,6 +128,7 @@ class StubProcess:
         command += ["--config", msgspec.json.encode(self.config).decode()]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])  # noqa: S603  # our own interpreter
         theirs.close()
+        self.pid: int | None = self.process.pid
         self.client: ClientEnd = SocketClientEnd(ours)
 
     def alive(self) -> bool:

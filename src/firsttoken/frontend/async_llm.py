@@ -21,7 +21,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.generation import Generation
-from firsttoken.frontend.link import EngineHandle, EngineLink
+from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
 from firsttoken.frontend.prompts import Prompt, split_prompt
@@ -30,6 +30,7 @@ from firsttoken.observability.metrics import FrontendMetrics
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.pool import RenderedPrompt, TextPool
 from firsttoken.text.tokenizer import Tokenizer
+from firsttoken.transport.channel import EngineHandle
 from firsttoken.transport.messages import EngineInfo, EngineStats
 
 __all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]
@@ -91,7 +92,11 @@ class AsyncLLM:
         read, `EngineDead` when the engine could not start.
         """
         llm = cls.from_engine_args(args, in_process=in_process, tokenizer=tokenizer, text_workers=text_workers)
-        await llm.start()
+        try:
+            await llm.start()
+        except BaseException:
+            await llm.shutdown()  # cancelled half-way: nobody else knows of the engine
+            raise
         return llm
 
     @classmethod
@@ -150,6 +155,8 @@ class AsyncLLM:
         self._idle.set()
         link.listen()
         self._watch = asyncio.create_task(self._watch_engine(link))
+        if link.handle.pid is not None:
+            self.metrics.watch_engine_process(link.handle.pid)
         info = await asyncio.wrap_future(link.ready)
         self._progress = Progress(now_ns())
         return info
@@ -354,10 +361,20 @@ class AsyncLLM:
         if self._pool is not None:
             self._pool.close()
         if self._link is not None:
-            # An engine that is still starting does not look at its messages, and has nothing to finish.
-            patience = _STOP_S if self._link.ready.done() else _STOP_STARTING_S
             self._link.fail("it was shut down")
+        await self._end_start()
+        if self._link is not None:
+            # An engine that is still starting does not look at its messages, and has nothing to finish.
+            patience = _STOP_S if self._admission is not None else _STOP_STARTING_S
             await asyncio.to_thread(self._link.handle.stop, patience)
+
+    async def _end_start(self) -> None:
+        """A start under way ends, with what its link was told or, when it has no engine yet, as cancelled."""
+        if self._starting is None or self._starting is asyncio.current_task():
+            return
+        if self._link is None:
+            self._starting.cancel()
+        await asyncio.wait([self._starting])
 
     async def __aenter__(self) -> AsyncLLM:
         await self.start()

@@ -10,7 +10,7 @@ from typing import Protocol
 from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead, FirstTokenError
 from firsttoken.core.request import EngineRequest
-from firsttoken.transport.channel import ChannelClosed, ClientEnd
+from firsttoken.transport.channel import ChannelClosed, EngineHandle
 from firsttoken.transport.messages import (
     Abort,
     EngineInfo,
@@ -23,17 +23,6 @@ from firsttoken.transport.messages import (
     StepOutputs,
     Submit,
 )
-
-
-class EngineHandle(Protocol):
-    """A started engine, in a thread or a process; see `firsttoken.engine.launch`."""
-
-    @property
-    def client(self) -> ClientEnd: ...
-
-    def alive(self) -> bool: ...
-
-    def stop(self, timeout_s: float) -> None: ...
 
 
 class Sink(Protocol):

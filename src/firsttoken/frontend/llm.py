@@ -21,13 +21,14 @@ from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.answer import Answer
 from firsttoken.frontend.generation import GenerationFailed
-from firsttoken.frontend.link import EngineHandle, EngineLink
+from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
 from firsttoken.frontend.prompts import Prompt, split_prompt, split_prompts
 from firsttoken.frontend.times import RequestTimes
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.tokenizer import Tokenizer
+from firsttoken.transport.channel import EngineHandle
 from firsttoken.transport.messages import EngineInfo, EngineStats, Refused, RequestDelta
 
 # How often a wait looks whether the engine still lives, should its channel not say so.
@@ -193,6 +194,12 @@ class LLM:
             return [self.get_default_sampling_params()] * count
         if isinstance(given, SamplingParams):
             return [given] * count
+        for one in given:
+            if not isinstance(one, SamplingParams):
+                raise InvalidRequest(
+                    f"sampling_params must be SamplingParams or a list of them, got {type(one).__name__}",
+                    param="sampling_params",
+                )
         if len(given) != count:
             raise InvalidRequest(
                 f"{len(given)} sampling parameters for {count} prompts: give one for all or one for each",

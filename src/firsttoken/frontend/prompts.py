@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from firsttoken.core.errors import InvalidRequest
 
@@ -31,15 +32,25 @@ def split_prompt(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
 
 
 def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The single prompts in what `LLM.generate` takes: one prompt of any form, or a sequence of them."""
+    """The single prompts in what `LLM.generate` takes: one prompt of any form, or several. Raises `InvalidRequest`."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
+        raise InvalidRequest(
+            f"prompts must be text, token ids, a dict of these or a list of such, got {type(prompts).__name__}",
+            param="prompt",
+        )
+    items: list[Any] = [_plain(item) for item in prompts]
+    return [items] if items and isinstance(items[0], int) else items
+
+
+def _plain(item: Any) -> Any:
+    """Arrays of other libraries (numpy, torch) and their scalars, as lists and numbers of Python's own."""
+    return item.tolist() if hasattr(item, "tolist") and not isinstance(item, array) else item
 
 
 def _checked_ids(ids: Any) -> Sequence[int]:
+    ids = _plain(ids)
     if isinstance(ids, Sequence) and not isinstance(ids, str | bytes):
         return ids
     raise InvalidRequest(

@@ -34,5 +34,23 @@ class ClientEnd(Protocol):
     def close(self) -> None: ...
 
 
+class EngineHandle(Protocol):
+    """A started engine, on a thread or in a process. The first message on ``client`` is `Ready` or `Failed`.
+
+    ``pid`` is its process, None when it shares this one.
+    """
+
+    @property
+    def client(self) -> ClientEnd: ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def alive(self) -> bool: ...
+
+    def stop(self, timeout_s: float) -> None:
+        """Ask it to leave, wait up to ``timeout_s``, then end it by force where that is possible. Idempotent."""
+
+
 class ChannelClosed(Exception):
     """The other end is gone."""
