@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from firsttoken.version import __version__
 
 if TYPE_CHECKING:
+    from firsttoken.core.engine_args import EngineArgs
     from firsttoken.core.outputs import CompletionOutput, RequestOutput
     from firsttoken.core.sampling_params import SamplingParams
     from firsttoken.frontend.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
@@ -24,6 +25,7 @@ _LAZY = {
     "AsyncLLM": "firsttoken.frontend.async_llm",
     "AsyncLLMEngine": "firsttoken.frontend.async_llm",
     "AsyncEngineArgs": "firsttoken.frontend.async_llm",
+    "EngineArgs": "firsttoken.core.engine_args",
     "SamplingParams": "firsttoken.core.sampling_params",
     "RequestOutput": "firsttoken.core.outputs",
     "CompletionOutput": "firsttoken.core.outputs",
@@ -35,6 +37,7 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "CompletionOutput",
+    "EngineArgs",
     "RequestOutput",
     "SamplingParams",
     "__version__",
@@ -45,3 +48,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'firsttoken' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

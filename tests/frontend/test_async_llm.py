@@ -116,7 +116,11 @@ async def test_what_the_front_end_says_of_itself(serve):
     assert not llm.errored
     assert llm.progress().state == "idle"
     assert firsttoken.AsyncLLMEngine is AsyncLLM
-    assert firsttoken.AsyncEngineArgs is EngineArgs
+    assert firsttoken.AsyncEngineArgs is firsttoken.EngineArgs is EngineArgs
+    assert {"LLM", "AsyncLLMEngine", "SamplingParams"} <= set(dir(firsttoken))
+    for wrong in ("smollm2", EngineArgs()):
+        with pytest.raises(TypeError, match="from_engine_args"):
+            AsyncLLM(wrong)
     assert b'model="stub"' in llm.metrics.render()
 
 
@@ -220,16 +224,16 @@ async def test_the_engine_process_is_in_the_metrics(tokenizer):
 
 
 async def test_a_launch_that_is_cancelled_leaves_no_engine(monkeypatch):
-    handles = []
+    handles, started, loop = [], asyncio.Event(), asyncio.get_running_loop()
 
     def start(args, in_process):
         handles.append(StubProcess(f"{__name__}:endless", vocab_size=VOCAB_SIZE, start_s=30.0))
+        loop.call_soon_threadsafe(started.set)
         return handles[-1]
 
     monkeypatch.setattr("firsttoken.frontend.async_llm._start_engine", start)
     launching = asyncio.create_task(AsyncLLM.launch(EngineArgs(model="random:tiny-llama")))
-    while not handles:
-        await asyncio.sleep(0.01)
+    await started.wait()
     await asyncio.sleep(0.05)
     launching.cancel()
     with pytest.raises(asyncio.CancelledError):

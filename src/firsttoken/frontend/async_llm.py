@@ -62,6 +62,11 @@ class AsyncLLM:
         seed: int | None = None,
         text_workers: int = 2,
     ) -> None:
+        if isinstance(handle, str | EngineArgs):
+            raise TypeError(
+                f"AsyncLLM is built around a started engine, not {handle!r}: use "
+                "AsyncLLM.from_engine_args(EngineArgs(model=...)) or `await AsyncLLM.launch(EngineArgs(model=...))`"
+            )
         self.created = int(time.time())
         self.metrics = metrics if metrics is not None else FrontendMetrics()
         self._text = ModelText(model_name or "", tokenizer, chat_template, generation_config or GenerationConfig())
