@@ -6,10 +6,12 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from firsttoken.checkpoint import locate
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.request import EngineRequest
@@ -28,6 +30,9 @@ class Stub:
     script: Callable[[EngineRequest], Sequence[Any]] = lambda request: Stub.say(Stub.prompt_text(request).upper())
     options: dict[str, Any] = field(default_factory=dict)
     generation: GenerationConfig = field(default_factory=lambda: GenerationConfig(eos_token_ids=(EOS,)))
+    # What the model's file holds, as far as the commands look before they load it.
+    tokenizer: object | None = "tokenizer"
+    chat_template: str | None = TEMPLATE
     args: list[EngineArgs] = field(default_factory=list)
     requests: list[EngineRequest] = field(default_factory=list)
     engines: list[Any] = field(default_factory=list)
@@ -68,5 +73,9 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
         await llm.start()
         return llm
 
+    def open_checkpoint(model: str, **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(tokenizer=state.tokenizer, chat_template=state.chat_template)
+
     monkeypatch.setattr(AsyncLLM, "launch", launch)
+    monkeypatch.setattr(locate, "open_checkpoint", open_checkpoint)
     return state

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from firsttoken.cli.conversation import AnswerFailed, LocalSource, Message, RemoteSource
 from firsttoken.cli.main import main
-from firsttoken.cli.terminal import Chat, pipe_reader
+from firsttoken.cli.terminal import HELP, Chat, pipe_reader
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError, EngineDead, InvalidRequest
 from firsttoken.engine.stub import Fault
@@ -186,6 +186,29 @@ def test_closing_a_local_stream_aborts_the_request(stub: Any) -> None:
     # Had the first one not been aborted, it would have run on for six seconds.
     assert len(stub.requests) == 2
     assert not stub.engines[0].alive()
+
+
+def test_a_model_that_cannot_chat_is_refused_before_it_is_loaded(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.chat_template = None
+    assert main(["chat", "m"]) == 2
+    assert "m has no chat template: chat needs a model with a tokenizer" in capsys.readouterr().err
+    stub.tokenizer = None
+    assert main(["chat", "m"]) == 2
+    assert "m has no tokenizer and no chat template: chat needs" in capsys.readouterr().err
+    assert not stub.args
+
+
+def test_random_weights_cannot_chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def launch(*_: object, **__: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("firsttoken.frontend.async_llm.AsyncLLM.launch", launch)
+    assert main(["chat", "random:llama-3.2-1b"]) == 2
+    assert "needs a model with a tokenizer and a chat template" in capsys.readouterr().err
+
+
+def test_the_greeting_fits_100_columns() -> None:
+    assert len(HELP) <= 100
 
 
 @pytest.mark.parametrize("flags", [["--api-key", "k"], ["--url", "http://x", "--threads", "2"], ["--url", "ftp://x"]])

@@ -19,6 +19,7 @@ from firsttoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from firsttoken.cli.conversation import Source
+    from firsttoken.core.engine_args import EngineArgs
 
 NAME = "chat"
 HELP = "talk to a model in this terminal"
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     source = _source(options)
     try:
         if interactive:
-            console.print(f"{source.model}. {KEYS}", style="dim", markup=False, highlight=False)
+            console.print(f"{source.model}\n{KEYS}", style="dim", markup=False, highlight=False)
         chat = Chat(source, console, system=options.system, interactive=interactive)
         return chat.run(terminal_reader() if interactive else pipe_reader(sys.stdin))
     finally:
@@ -66,14 +67,31 @@ def run(options: argparse.Namespace) -> int:
 
 def _source(options: argparse.Namespace) -> Source:
     from firsttoken.cli.conversation import LocalSource, RemoteSource
+    from firsttoken.cli.progress import loading
 
     fields = {"max_tokens": MAX_TOKENS, **sampling_fields(options)}
     if options.url is None:
         if options.api_key is not None:
             raise ConfigError("--api-key goes with --url: an engine in this process asks for none")
-        return LocalSource(engine_args(options), fields)
+        args = engine_args(options)
+        _check_can_chat(args)
+        with loading(args.model):
+            return LocalSource(args, fields)
     local = [name for name in ENGINE_OPTIONS if name not in _LOCAL_ONLY and hasattr(options, name)]
     if local:
         flag = "--" + local[0].replace("_", "-")
         raise ConfigError(f"{flag} is for an engine in this process: the one behind --url has its own")
     return RemoteSource(options.url, fields, api_key=options.api_key, model=getattr(options, "model", None))
+
+
+def _check_can_chat(args: EngineArgs) -> None:
+    """Fetches the model if need be. Raises `ConfigError` where it could never answer, before seconds of loading."""
+    from firsttoken.checkpoint.locate import open_checkpoint
+    from firsttoken.cli.progress import transfer_progress
+
+    with transfer_progress() as on_progress:
+        checkpoint = open_checkpoint(args.model, offline=args.offline, on_progress=on_progress)
+    needs = (("tokenizer", checkpoint.tokenizer), ("chat template", checkpoint.chat_template))
+    missing = " and no ".join(what for what, has in needs if has is None)
+    if missing:
+        raise ConfigError(f"{args.model} has no {missing}: chat needs a model with a tokenizer and a chat template")

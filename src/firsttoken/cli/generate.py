@@ -104,10 +104,12 @@ def _jobs(options: argparse.Namespace, defaults: dict[str, Any]) -> list[Job]:
 
 async def _compute(options: argparse.Namespace, jobs: list[Job], defaults: dict[str, Any], take: Any) -> EngineInfo:
     from firsttoken.cli.batch import run_jobs
-    from firsttoken.cli.progress import count_progress
+    from firsttoken.cli.progress import count_progress, loading
     from firsttoken.frontend.async_llm import AsyncLLM
 
-    llm = await AsyncLLM.launch(engine_args(options), in_process=True)
+    args = engine_args(options)
+    with loading(args.model):
+        llm = await AsyncLLM.launch(args, in_process=True)
     try:
         with count_progress("answering", len(jobs)) as update:
             await run_jobs(

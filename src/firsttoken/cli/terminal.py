@@ -12,7 +12,7 @@ from rich.console import Console
 from firsttoken.cli.conversation import Message, Source
 from firsttoken.core.errors import EngineDead, FirstTokenError
 
-HELP = "/reset starts afresh, /history shows the conversation, /exit or Ctrl-D leaves; Ctrl-C stops an answer"
+HELP = "/reset starts afresh, /history shows the talk, /exit or Ctrl-D leaves; Ctrl-C stops an answer"
 PROMPT = "> "
 
 # A model's text must not drive the terminal: all control characters but tab and newline go.
@@ -69,7 +69,7 @@ class Chat:
         elif text == "/help":
             self._note(HELP)
         else:
-            self._note(f"unknown command {text.split()[0]!r}: {HELP}")
+            self._note(f"unknown command {text.split()[0]!r:.80}\n{HELP}")
 
     def _answer(self, text: str) -> None:
         asked: Message = {"role": "user", "content": text}
