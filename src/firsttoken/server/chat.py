@@ -135,15 +135,18 @@ class ChatRoute:
                 if delta.text:
                     await call.write(writer.plain(delta.index, delta.text))
                 continue
-            events = self._events(writer, job, delta, begun)
             if delta.finish_reason is not None:
                 unfinished -= 1
+            timings = job.timings() if unfinished == 0 else None
+            events = self._events(writer, job, delta, begun, timings)
             if unfinished == 0:
-                events += writer.last(job.usage(), job.timings())
+                events += writer.last(job.usage(), timings)
             if events:
                 await call.write(events, last=unfinished == 0)
 
-    def _events(self, writer: ChunkWriter, job: ChatJob, delta: Delta, begun: set[int]) -> bytes:
+    def _events(
+        self, writer: ChunkWriter, job: ChatJob, delta: Delta, begun: set[int], timings: dict[str, Any] | None
+    ) -> bytes:
         used = job.usage() if writer.usage_always else None
         events = b""
         if delta.index not in begun:
@@ -162,7 +165,7 @@ class ChatRoute:
             events += writer.event(chat_choice(delta.index, content, logprobs=logprobs, more=more), used)
         if delta.finish_reason is not None:
             finish = to_json(delta.finish_reason)
-            events += writer.event(chat_choice(delta.index, NOTHING, finish, more=stop_extra(delta)), used)
+            events += writer.event(chat_choice(delta.index, NOTHING, finish, more=stop_extra(delta)), used, timings)
         return events
 
     # ------------------------------------------------------------------ whole answer

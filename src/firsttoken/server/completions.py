@@ -207,14 +207,17 @@ class CompletionRoute:
                 # Headers wait for the first delta: until then a failure is a plain status.
                 if not call.started:
                     await call.start_stream()
-                events = self._event(writer, job, part, delta)
                 unfinished -= delta.finish_reason is not None
+                timings = job.timings() if unfinished == 0 and job.request.timings else None
+                events = self._event(writer, job, part, delta, timings)
                 if unfinished == 0:
-                    events += writer.last(job.usage(), job.timings() if job.request.timings else None)
+                    events += writer.last(job.usage(), timings)
                 if events:
                     await call.write(events, last=unfinished == 0)
 
-    def _event(self, writer: ChunkWriter, job: CompletionJob, part: _Part, delta: Delta) -> bytes:
+    def _event(
+        self, writer: ChunkWriter, job: CompletionJob, part: _Part, delta: Delta, timings: dict[str, Any] | None
+    ) -> bytes:
         first = not job.answers[part.base + delta.index].begun
         _, text, logprobs = self._take(job, part, delta)
         ids = bool(job.request.return_token_ids)
@@ -226,7 +229,7 @@ class CompletionRoute:
             finish = to_json(delta.finish_reason)
             more += stop_extra(delta)
         choice = text_choice(part.base + delta.index, to_json(text), finish, to_json(logprobs), more)
-        return writer.event(choice, job.usage() if writer.usage_always else None)
+        return writer.event(choice, job.usage() if writer.usage_always else None, timings)
 
     async def _whole(self, call: Call, job: CompletionJob) -> None:
         async with aclosing(_merged(job.parts)) as stream:

@@ -55,8 +55,11 @@ class ChunkWriter:
         # With include_usage every chunk has the key, and only the last one a value.
         self._tail = b'],"usage":null}\n\n' if usage_last else b"]}\n\n"
 
-    def event(self, choice: bytes, used: dict[str, Any] | None = None) -> bytes:
-        """One chunk with one encoded choice; ``used`` is the usage so far, given when ``usage_always``."""
+    def event(self, choice: bytes, used: dict[str, Any] | None = None, timings: dict[str, Any] | None = None) -> bytes:
+        """One chunk with one encoded choice. ``used`` is the usage so far, given when ``usage_always``; ``timings``
+        is for the chunk that ends the last answer, and is left to `last` when a usage chunk follows."""
+        if timings is not None and not self._usage_last:
+            return self._head + choice + b'],"timings":' + to_json(timings) + b"}\n\n"
         if used is not None:
             return self._head + choice + b'],"usage":' + to_json(used) + b"}\n\n"
         return self._head + choice + self._tail
@@ -74,10 +77,10 @@ class ChunkWriter:
         return before, after
 
     def last(self, used: dict[str, Any], timings: dict[str, Any] | None) -> bytes:
-        """What follows the last delta: usage and timings where asked for, and the end mark."""
-        if not self._usage_last and timings is None:
+        """What follows the last delta: the usage where asked for, with the timings on it, and the end mark."""
+        if not self._usage_last:
             return DONE
-        extra = b'],"usage":' + (to_json(used) if self._usage_last else b"null")
+        extra = b'],"usage":' + to_json(used)
         if timings is not None:
             extra += b',"timings":' + to_json(timings)
         return self._head + extra + b"}\n\n" + DONE
