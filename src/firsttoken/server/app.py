@@ -9,8 +9,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from firsttoken.server.auth import ApiKeys, App, refuse
-from firsttoken.server.call import Handler, Live, Receive, Scope, Send
+from firsttoken.server.access import logged
+from firsttoken.server.auth import ApiKeys, refuse
+from firsttoken.server.call import App, Handler, Live, Receive, Scope, Send, given_id
 from firsttoken.server.chat import ChatRoute
 from firsttoken.server.completions import CompletionRoute
 from firsttoken.server.config import ServerConfig
@@ -60,11 +61,11 @@ class _Router:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = self._hot.get(scope["path"]) if scope["type"] == "http" else None
         if handler is None:
-            await self._rest(scope, receive, send)
+            await logged(self._rest, scope, receive, send, given_id(scope))
         elif scope["method"] == "POST":
             await self._live.run(handler, scope, receive, send)
         else:
-            await refuse(send, _wrong_method(scope["method"], "POST"))
+            await refuse(scope, send, _wrong_method(scope["method"], "POST"))
 
 
 def _wrong_method(method: str, allowed: str) -> ApiError:

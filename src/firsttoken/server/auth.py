@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
-from firsttoken.server.call import JSON, Receive, Scope, Send, header
+from firsttoken.server.access import log_refusal
+from firsttoken.server.call import JSON, App, Receive, Scope, Send, given_id, header
 from firsttoken.server.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/progress"})
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ApiKeys:
@@ -28,7 +28,7 @@ class ApiKeys:
         if scope["type"] == "http" and not _is_open(scope):
             digest = self._match(scope)
             if digest is None:
-                await refuse(send, _unauthorized())
+                await refuse(scope, send, _unauthorized())
                 return
             scope = {**scope, "firsttoken.tenant": hashlib.sha256(b"firsttoken/tenant" + digest).hexdigest()}
         await self._app(scope, receive, send)
@@ -56,9 +56,10 @@ def _unauthorized() -> ApiError:
     )
 
 
-async def refuse(send: Send, error: ApiError) -> None:
+async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
     """Answer with an error without reading the request."""
     body = error.body()
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": error.status, "headers": [JSON, length, *error.headers]})
     await send({"type": "http.response.body", "body": body})
+    log_refusal(scope, error.status, given_id(scope))

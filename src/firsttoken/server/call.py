@@ -10,14 +10,19 @@ import asyncio
 import random
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.server.access import log_call
 from firsttoken.server.errors import ApiError, Headers, as_api_error, stopping
+
+if TYPE_CHECKING:
+    from firsttoken.frontend.generation import Generation
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[["Call"], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
@@ -50,9 +55,11 @@ class Call:
         "_watcher",
         "complete",
         "ended",
+        "generations",
         "request_id",
         "scope",
         "started",
+        "status",
         "timeline",
     )
 
@@ -62,6 +69,8 @@ class Call:
         self.scope = scope
         self.request_id = request_id(scope)
         self.started = False
+        self.status = 0  # of the answer; an error that ends a stream replaces its 200
+        self.generations: list[Generation] = []  # what the engine was asked for
         self.complete = False
         self.ended: str | None = None  # why the call was cancelled: "gone" or "stopping"
         self._receive = receive
@@ -143,12 +152,14 @@ class Call:
         if self.complete:
             return
         if self.started:
+            self.status = error.status
             await self.write(b"data: " + error.body() + b"\n\n", last=True)
         else:
             await self.reply(error.status, error.body(), error.headers)
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
+        self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
@@ -180,13 +191,14 @@ class Live:
         finally:
             self._calls.discard(call)
             call.close()
+            log_call(call)
 
 
 async def _guarded(handler: Handler, call: Call) -> None:
     try:
         await handler(call)
     except ClientGone:
-        return
+        call.ended = "gone"
     except Exception as error:
         await call.fail(as_api_error(error))
 
@@ -210,12 +222,17 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 def request_id(scope: Scope) -> str:
     """The caller's ``X-Request-Id``, cut and cleaned so that it can be echoed anywhere; else a new one."""
+    return given_id(scope) or unique_id("req")
+
+
+def given_id(scope: Scope) -> str | None:
+    """The caller's ``X-Request-Id``, cut and cleaned; None without one."""
     given = header(scope, b"x-request-id")
     if given:
         cleaned = _NOT_ID.sub(b"", given[: 4 * MAX_ID_CHARS])[:MAX_ID_CHARS]
         if cleaned:
             return cleaned.decode("ascii")
-    return unique_id("req")
+    return None
 
 
 def unique_id(prefix: str) -> str:

@@ -104,6 +104,7 @@ class ChatRoute:
             )
         except InvalidRequest as error:
             raise named(error, "messages") from None
+        call.generations.append(generation)
         return ChatJob(request, generation, params, rendered.ids)
 
     def _decode(self, body: bytes) -> tuple[ChatRequest, list[dict[str, Any]]]:

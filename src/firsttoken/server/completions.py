@@ -142,6 +142,7 @@ class CompletionRoute:
                     generation = llm.open(
                         ids, params, request_id=call.request_id, timeline=timeline, salt=salt, priority=rank
                     )
+                call.generations.append(generation)
                 job.parts.append(_Part(index * params.n, ids, text, generation, names[index]))
         except BaseException:
             job.cancel()

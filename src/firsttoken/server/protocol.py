@@ -10,6 +10,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firsttoken.core.clock import now_ns
+from firsttoken.server.access import log_unreadable
 from firsttoken.server.call import RECEIVED_NS
 from firsttoken.server.errors import ApiError
 
@@ -97,6 +98,7 @@ class Protocol(HttpToolsProtocol):
             + body
         )
         self.transport.close()
+        log_unreadable(error.status)
 
     # -------------------------------------------------------------- from the parser
 
