@@ -31,7 +31,9 @@ class Server:
             self._read_banner()
 
     def _read_banner(self) -> None:
-        self.banner = [self.process.stdout.readline() for _ in range(4)]
+        self.banner = []
+        while not self.banner or (self.banner[-1] and " -d '" not in self.banner[-1]):
+            self.banner.append(self.process.stdout.readline())
         found = re.search(r"http://127\.0\.0\.1:(\d+)", self.banner[0])
         assert found, (self.banner, self.process.stderr.read())
         self.port = int(found.group(1))
@@ -48,6 +50,10 @@ class Server:
         response = self.ask("POST", "/v1/completions", {"prompt": "hi", "max_tokens": tokens, "stream": True})
         assert response.readline().startswith(b"data: ")
         return response
+
+    def said(self) -> str:
+        """What it wrote to stderr; once, after its end."""
+        return self.process.stderr.read()
 
     def wait(self, timeout: float) -> int:
         return self.process.wait(timeout)
@@ -71,9 +77,12 @@ def start():
 def test_the_start_is_told_and_the_line_works(start):
     server = start()
     assert "serves stub on http://127.0.0.1:" in server.banner[0]
-    assert re.search(r"ready after \d+ ms", server.banner[2])
-    line = server.banner[3].partition("try: ")[2].strip()
-    url, body = re.search(r"(http://\S+) -d '(.*)'$", line).groups()
+    assert max(map(len, server.banner)) <= 100  # with the line's end
+    text = "".join(server.banner)
+    assert re.search(r"^  ready after \d+ ms", text, re.MULTILINE)
+    line = text.partition("try: ")[2].replace("\\\n", "").strip()
+    url, body = re.search(r"^curl -s (http://\S+)\s+-d '(.*)'$", line).groups()
+    assert json.loads(body)["temperature"] == 0
     reply = server.ask("POST", url.partition(str(server.port))[2], json.loads(body) | {"max_tokens": 2})
     assert json.load(reply)["choices"][0]["message"]["content"] == "xx"
 
@@ -106,6 +115,7 @@ def test_the_second_signal_stops_at_once(start, number):
     assert b'"code":"server_stopping"' in rest
     assert b"[DONE]" not in rest
     assert server.wait(5) == 1
+    assert server.said().count("stopped: 1 request was ended early") == 1
     assert time.monotonic() - began < 3
 
 
@@ -116,6 +126,7 @@ def test_the_grace_time_is_bounded(start):
     server.signal()
     assert b'"code":"server_stopping"' in stream.read()
     assert server.wait(5) == 1
+    assert "stopped: 1 request was ended early" in server.said()
     assert time.monotonic() - began < 3
 
 
@@ -129,6 +140,7 @@ def test_an_idle_server_ends_at_once(start, number):
     server.signal(number)  # with an idle connection open
     assert server.wait(5) == 0
     assert time.monotonic() - began < 2
+    assert "stopped" not in server.said()
 
 
 def test_sigterm_before_the_start_is_done(start):

@@ -119,11 +119,13 @@ class Call:
             pass
         self.end("gone")
 
-    def end(self, why: str) -> None:
-        """Cancel the call's task, wherever it waits. Does nothing once the answer is complete."""
-        if not self.complete and self.ended is None and self._task is not None:
-            self.ended = why
-            self._task.cancel()
+    def end(self, why: str) -> bool:
+        """Cancel the call's task, wherever it waits. Does nothing (False) once the answer is complete."""
+        if self.complete or self.ended is not None or self._task is None:
+            return False
+        self.ended = why
+        self._task.cancel()
+        return True
 
     def close(self) -> None:
         if self._watcher is not None:
@@ -174,9 +176,7 @@ class Live:
 
     def end_all(self) -> int:
         """End every call with an error that says the server stops; returns how many there were."""
-        for call in list(self._calls):
-            call.end("stopping")
-        return len(self._calls)
+        return sum(call.end("stopping") for call in list(self._calls))
 
     async def run(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
         """One call from start to end, whatever happens in it."""

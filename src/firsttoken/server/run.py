@@ -24,6 +24,7 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.protocol import Protocol
+from firsttoken.server.start_lines import CHAT, IDS, TEXT, start_lines, start_parts, try_lines
 from firsttoken.version import __version__
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class Ending:
         self._server = server
         self._drain_s = drain_s
         self._draining: asyncio.Task[None] | None = None
+        self._stopped = False
         self._cut = 0
 
     @property
@@ -151,7 +153,7 @@ class Ending:
             _say(f"draining: {len(self._live)} running, up to {self._drain_s:g} s; a second signal stops at once")
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         else:
-            self._stop()
+            self._stop(asked=True)
 
     async def _drain(self) -> None:
         deadline_ns = now_ns() + int(self._drain_s * NS_PER_S)
@@ -159,10 +161,16 @@ class Ending:
         # The engine is done with them; their last bytes may still be on the way.
         while len(self._live) and now_ns() < deadline_ns:  # noqa: ASYNC110  # at most once in a process
             await asyncio.sleep(_POLL_S)
-        self._stop()
+        self._stop(asked=False)
 
-    def _stop(self) -> None:
-        self._cut += self._live.end_all()
+    def _stop(self, *, asked: bool) -> None:
+        """End what still runs and say so: always when a signal asked for it, else only if something did."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._cut = self._live.end_all()
+        if asked or self._cut:
+            _say("stopped: " + ("1 request was" if self._cut == 1 else f"{self._cut} requests were") + " ended early")
         self._server.should_exit = True
 
 
@@ -192,31 +200,25 @@ def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, t
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     info = llm.info
-    total, parts = start_parts(took_ns / NS_PER_MS, info.start_ms)
-    stages = ", ".join(f"{name} {ms} ms" for name, ms in parts.items())
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_keys else ""
     if llm.chat_template is not None:
-        path, body = "chat/completions", '{"messages":[{"role":"user","content":"What is the capital of France?"}]}'
-    elif llm.tokenizer is not None:
-        path, body = "completions", '{"prompt":"The capital of France is"}'
+        path, body = "chat/completions", CHAT
     else:
-        path, body = "completions", '{"prompt":[1,2,3]}'
-    lines = [
-        f"firsttoken {__version__} serves {llm.model_name} on {url}",
-        f"  device {info.device}, dtype {info.dtype}, quantization {info.quantization}; context {info.max_model_len} "
-        f"tokens, up to {info.max_num_seqs} requests at once, KV {info.kv_blocks} blocks of {info.block_tokens} tokens",
-        f"  ready after {total} ms ({stages})",
-        f"  try: curl -s {url}/v1/{path}{key} -d '{body}'",
+        path, body = "completions", TEXT if llm.tokenizer is not None else IDS
+    facts = [
+        [
+            f"device {info.device}",
+            f"dtype {info.dtype}",
+            f"quantization {info.quantization}",
+            f"context {info.max_model_len} tokens",
+        ],
+        [f"up to {info.max_num_seqs} requests at once", f"KV {info.kv_blocks} blocks of {info.block_tokens} tokens"],
     ]
-    print("\n".join(lines), flush=True)
-
-
-def start_parts(took_ms: float, engine_ms: dict[str, float]) -> tuple[int, dict[str, int]]:
-    """The whole start and its parts in whole milliseconds that sum to it: the engine's own account, and under "other"
-    what it did not see (the server's own share) or did not name."""
-    total = round(took_ms)
-    parts = {name: round(ms) for name, ms in engine_ms.items() if name != "other"}
-    return total, {**parts, "other": total - sum(parts.values())}
+    lines = start_lines(
+        [f"firsttoken {__version__} serves {llm.model_name}", f"on {url}"],
+        facts,
+        start_parts(took_ns / NS_PER_MS, info.start_ms),
+    )
+    print("\n".join(lines + try_lines(url, path, body, key=bool(config.api_keys))), flush=True)
 
 
 def _say(line: str) -> None:

@@ -1,0 +1,49 @@
+"""What the server prints once it is ready: short lines, the last of them to paste into a shell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+WIDTH = 99
+CHAT = '{"messages":[{"role":"user","content":"What is the capital of France?"}],"temperature":0}'
+TEXT = '{"prompt":"The capital of France is","temperature":0}'
+IDS = '{"prompt":[1,2,3],"temperature":0}'
+
+
+def start_lines(
+    title: Sequence[str], facts: Iterable[Sequence[str]], start: tuple[int, Mapping[str, int]]
+) -> list[str]:
+    """The title, a line (or more, when it gets too long) for each group of facts, and the parts of the start."""
+    total, parts = start
+    ready = [f"{name} {ms}" for name, ms in parts.items()]
+    ready[0] = f"ready after {total} ms: {ready[0]}"
+    lines = _filled(title, " ", "", indent="")
+    return lines + [line for group in [*facts, ready] for line in _filled(group, ", ", ",")]
+
+
+def try_lines(url: str, path: str, body: str, *, key: bool) -> list[str]:
+    """A curl command, over several lines when it has to be."""
+    words = [f"try: curl -s {url}/v1/{path}"]
+    if key:
+        words.append("-H 'Authorization: Bearer YOUR_KEY'")
+    return _filled([*words, f"-d '{body}'"], " ", " \\")
+
+
+def start_parts(took_ms: float, engine_ms: dict[str, float]) -> tuple[int, dict[str, int]]:
+    """The whole start and its parts in whole milliseconds that sum to it: the engine's own account, and under "other"
+    what it did not see (the server's own share) or did not name."""
+    total = round(took_ms)
+    parts = {name: round(ms) for name, ms in engine_ms.items() if name != "other"}
+    return total, {**parts, "other": total - sum(parts.values())}
+
+
+def _filled(words: Sequence[str], between: str, broken: str, indent: str = "  ") -> list[str]:
+    """The words on as few lines as hold them; ``broken`` ends a line that goes on."""
+    lines = [indent + words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(between) + len(word) + len(broken) <= WIDTH:
+            lines[-1] += between + word
+        else:
+            lines[-1] += broken
+            lines.append("    " + word)
+    return lines
