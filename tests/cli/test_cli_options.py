@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firsttoken.cli import chat, generate, serve
-from firsttoken.cli.config_file import engine_fields, read_config, server_config
 from firsttoken.cli.main import build_parser, main
 from firsttoken.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, engine_args, port, sampling_fields, size
 from firsttoken.core.engine_args import EngineArgs
-from firsttoken.core.errors import ConfigError, InvalidRequest
+from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.server.config import ServerConfig
 
@@ -75,6 +73,8 @@ def test_defaults_told_by_help_are_the_structs() -> None:
     assert f"default: {config.port};" in text
     assert f"default: {config.drain_s:.0f})" in text
     assert f"default: {config.max_body_bytes >> 20}MiB)" in text
+    assert f"default: {config.max_messages})" in text
+    assert f"default: {config.max_prompts})" in text
     assert f"default: {args.max_num_seqs})" in text
     assert args.prefix_caching
     assert not args.offline
@@ -147,44 +147,6 @@ def test_sampling_fields_are_those_given() -> None:
 def test_sampling_out_of_range_is_refused(flags: list[str]) -> None:
     with pytest.raises(InvalidRequest, match=flags[0][2:].replace("-", "_")):
         sampling_fields(parse("generate", "--prompt", "x", *flags))
-
-
-def test_config_file_ranks_below_flags(tmp_path: Path) -> None:
-    file = tmp_path / "serve.toml"
-    file.write_text('model = "m"\nport = 9000\nmax-num-seqs = 4\nkv_memory = "1GiB"\napi-key = "k"\nhost = "::1"\n')
-    base = read_config(file)
-    options = parse("serve", "--port", "9001", "--max-num-seqs", "5")
-    assert server_config(options, base) == ServerConfig(host="::1", port=9001, api_keys=("k",))
-    assert engine_args(options, engine_fields(base)) == EngineArgs(model="m", max_num_seqs=5, kv_memory=1 << 30)
-
-
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("colour = 1", "colour"),
-        ("port = ", "TOML"),
-        ("port = 'x'", "port"),
-        ("kv-memory = 'lots'", "kv-memory"),
-        ("max-num-seqs = 1.5", "max_num_seqs"),
-    ],
-)
-def test_config_file_errors_say_where(tmp_path: Path, text: str, word: str) -> None:
-    file = tmp_path / "serve.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=word):
-        _resolve(file)
-
-
-def test_config_file_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"missing\.toml"):
-        read_config(tmp_path / "missing.toml")
-
-
-def _resolve(file: Path) -> None:
-    base = read_config(file)
-    options = parse("serve")
-    server_config(options, base)
-    engine_args(options, engine_fields(base))
 
 
 @pytest.mark.parametrize(

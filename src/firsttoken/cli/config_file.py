@@ -3,58 +3,107 @@
 from __future__ import annotations
 
 import argparse
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from firsttoken.cli.options import ENGINE_OPTIONS, size
-from firsttoken.core.engine_args import EngineArgs
+from firsttoken.cli.options import natural_int, port, positive_int, size, whole_int
 from firsttoken.core.errors import ConfigError
 from firsttoken.server.config import ServerConfig
 
-_SERVER = frozenset(ServerConfig.__struct_fields__)
-_ENGINE = frozenset(EngineArgs.__struct_fields__)
-_SIZES = frozenset({"max_body_bytes"} | {name for name, option in ENGINE_OPTIONS.items() if option.parse is size})
+# Flags that say nothing about what is served.
+_NOT_KEYS = frozenset({"help", "config"})
+_WHOLE = frozenset({natural_int, port, positive_int, whole_int})
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The file's options by field name. Raises `ConfigError` for a file or key that is not understood."""
+def keys_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """What a file may say: the positional arguments by their name, the flags by theirs, without the dashes."""
+    keys: dict[str, argparse.Action] = {}
+    for action in parser._actions:
+        name = next((flag[2:] for flag in action.option_strings if flag.startswith("--")), action.dest)
+        if name not in _NOT_KEYS:
+            keys[name] = action
+    return keys
+
+
+def add_config(options: argparse.Namespace, path: Path, parser: argparse.ArgumentParser) -> None:
+    """Give ``options``, made by ``parser``, the file's values where the command line gave none.
+
+    Raises `ConfigError` for a file, key or value that is not understood.
+    """
+    for name, value in read_config(path, keys_of(parser)).items():
+        if not hasattr(options, name):
+            setattr(options, name, value)
+
+
+def read_config(path: Path, keys: dict[str, argparse.Action]) -> dict[str, Any]:
+    """The file's values, by the names that the parser gives them."""
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read --config {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     fields: dict[str, Any] = {}
     for key, value in table.items():
-        name = key.replace("-", "_")
-        if name == "api_key":
-            name, value = "api_keys", [value] if isinstance(value, str) else value
-        if name not in _SERVER | _ENGINE:
-            known = ", ".join(sorted(field.replace("_", "-") for field in _SERVER | _ENGINE))
-            raise ConfigError(f"{path}: unknown option {key!r}; known are {known}")
-        if name in _SIZES and isinstance(value, str):
-            try:
-                value = size(value)
-            except argparse.ArgumentTypeError as error:
-                raise ConfigError(f"{path}: {key}: {error}") from None
-        fields[name] = value
+        action = keys.get(key.replace("_", "-"))
+        if _is_table(value):
+            raise ConfigError(f"{path}: [{key}] is a table: keys are not in tables here, write them at the file's top")
+        if action is None:
+            raise ConfigError(f"{path}: unknown option {key!r:.80}; known are {', '.join(sorted(keys))}")
+        if action.dest in fields:
+            raise ConfigError(f"{path}: {key} is given twice, with - and with _")
+        try:
+            fields[action.dest] = _value(action, value)
+        except argparse.ArgumentTypeError as error:
+            shown = "..." if action.dest == "api_keys" else _shown(value)  # keys stay out of logs
+            raise ConfigError(f"{path}: {key} = {shown}: {error}") from None
     return fields
 
 
-def server_config(options: argparse.Namespace, base: dict[str, Any]) -> ServerConfig:
-    """`ServerConfig` from the command line over the file's values; raises `ConfigError`."""
-    given = {name: getattr(options, name) for name in _SERVER if hasattr(options, name)}
-    merged = {name: value for name, value in base.items() if name in _SERVER} | given
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+
+
+def _value(action: argparse.Action, value: Any) -> Any:
+    """As the flag would have read it; raises ``ArgumentTypeError`` in the words of someone who writes TOML."""
+    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+        return _expect(isinstance(value, bool), value, "true or false")
+    if isinstance(action, argparse._AppendAction):
+        texts = [value] if isinstance(value, str) else value
+        fits = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+        return _expect(fits, texts, "text in quotes, or a list of such")
+    if action.choices is not None:
+        return _expect(value in list(action.choices), value, "one of " + ", ".join(f'"{c}"' for c in action.choices))
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if action.type is size:
+        return size(str(_expect(number or isinstance(value, str), value, 'a size, as in "2GiB", or a number of bytes')))
+    if action.type in _WHOLE and callable(action.type):
+        return action.type(str(_expect(number, value, "a whole number, without quotes")))
+    if action.type is float:
+        return float(_expect(number or isinstance(value, float), value, "a number, without quotes"))
+    return _expect(isinstance(value, str), value, "text in quotes")
+
+
+def _expect(fits: bool, value: Any, expected: str) -> Any:
+    if not fits:
+        raise argparse.ArgumentTypeError(f"expected {expected}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """About as the file has it."""
+    return json.dumps(value, ensure_ascii=False, default=str)[:80]
+
+
+def server_config(options: argparse.Namespace) -> ServerConfig:
+    """`ServerConfig` from what was given; raises `ConfigError`."""
+    given = {name: getattr(options, name) for name in ServerConfig.__struct_fields__ if hasattr(options, name)}
     try:
-        return msgspec.convert(merged, ServerConfig)
+        return msgspec.convert(given, ServerConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"server options: {error}") from None
-
-
-def engine_fields(base: dict[str, Any]) -> dict[str, Any]:
-    """The file's values that belong to the engine."""
-    return {name: value for name, value in base.items() if name in _ENGINE}

@@ -134,27 +134,29 @@ def add_engine_options(parser: argparse.ArgumentParser, *, without: tuple[str, .
             _add_option(group, name, option)
 
 
-def engine_args(options: argparse.Namespace, base: dict[str, Any] | None = None) -> EngineArgs:
-    """`EngineArgs` from what was given; ``base`` holds values of lower rank (a configuration file's).
-
-    Raises `ConfigError` naming an unknown or mistyped value of ``base``.
-    """
+def engine_args(options: argparse.Namespace) -> EngineArgs:
+    """`EngineArgs` from what was given; raises `ConfigError`."""
     given = {name: getattr(options, name) for name in EngineArgs.__struct_fields__ if hasattr(options, name)}
     try:
-        return msgspec.convert({**(base or {}), **given}, EngineArgs)
+        return msgspec.convert(given, EngineArgs)
     except msgspec.ValidationError as error:
         raise ConfigError(f"engine options: {error}") from None
 
 
 def add_log_level(parser: argparse.ArgumentParser, default: str) -> None:
-    """``--log-level`` and ``--log-json``; logs go to stderr."""
+    """``--log-level`` and ``--log-json``; logs go to stderr. Absent when not given: ``default`` is for the help."""
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
-        default=default,
+        default=argparse.SUPPRESS,
         help=f"how much to log on stderr (default: {default})",
     )
-    parser.add_argument("--log-json", action="store_true", help="log one JSON object a line")
+    parser.add_argument(
+        "--log-json",
+        action=argparse.BooleanOptionalAction,
+        default=argparse.SUPPRESS,
+        help="log one JSON object a line (default: off)",
+    )
 
 
 # ---------------------------------------------------------------- sampling

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from firsttoken.cli.options import add_engine_options, add_log_level, add_model_argument, engine_args, port, size
+from firsttoken.cli.options import (
+    add_engine_options,
+    add_log_level,
+    add_model_argument,
+    engine_args,
+    port,
+    positive_int,
+    size,
+)
+from firsttoken.observability.logging import setup_logging
 
 NAME = "serve"
 HELP = "serve a model over an OpenAI-compatible HTTP API"
@@ -16,15 +25,23 @@ examples:
   firsttoken serve                                  the default model on 127.0.0.1:8000
   firsttoken serve model.gguf --port 9000 --kv-memory 2GiB
   firsttoken serve org/model --host 0.0.0.0 --api-key "$KEY"
+  firsttoken serve --config serve.toml
+
+serve.toml, with the flags' names (and model) as keys:
+  model = "org/model"
+  port = 9000
+  kv-memory = "2GiB"
 """
+
+LOG_LEVEL = "info"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="options from a TOML file (max-model-len = 4096); flags go over it"
+        "--config", type=Path, metavar="FILE", help="options from a TOML file (an example is below); flags go over it"
     )
-    add_log_level(parser, "info")
+    add_log_level(parser, LOG_LEVEL)
     group = parser.add_argument_group("server")
     absent = argparse.SUPPRESS
     group.add_argument("--host", default=absent, metavar="ADDRESS", help="where to listen (default: 127.0.0.1)")
@@ -41,6 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-body-bytes", type=size, default=absent, metavar="SIZE", help="largest request (default: 32MiB)"
     )
     group.add_argument(
+        "--max-messages", type=positive_int, default=absent, metavar="N", help="longest conversation (default: 4096)"
+    )
+    group.add_argument(
+        "--max-prompts",
+        type=positive_int,
+        default=absent,
+        metavar="N",
+        help="most prompts of one completion request (default: 128)",
+    )
+    group.add_argument(
         "--drain-s",
         type=float,
         default=absent,
@@ -51,9 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from firsttoken.cli.config_file import engine_fields, read_config, server_config
+    from firsttoken.cli.config_file import add_config, server_config
     from firsttoken.server.run import serve
 
-    base = {} if options.config is None else read_config(options.config)
-    config = server_config(options, base)
-    return serve(config, engine_args(options, engine_fields(base)))
+    if options.config is not None:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        add_config(options, options.config, parser)
+    setup_logging(getattr(options, "log_level", LOG_LEVEL), json_lines=getattr(options, "log_json", False))
+    return serve(server_config(options), engine_args(options))
