@@ -27,12 +27,22 @@ async def test_version(client):
 async def test_unknown_paths_and_methods(client):
     missing = await client.get("/v1/nope")
     assert (missing.status, missing.error["code"]) == (404, "unknown_url")
+    assert missing.error["message"].startswith("Unknown path: GET /v1/nope; this server answers POST /v1/chat/comple")
     for path in ("/v1/chat/completions/", "//v1/chat/completions"):
         assert (await client.post(path, {})).status == 404
     for method, path, allowed in [("GET", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET, HEAD")]:
         reply = await client.post(path, method=method)
         assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
         assert sorted(reply.headers["allow"].split(", ")) == allowed.split(", ")
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/resp_1", "/v1/embeddings", "/v1/audio/speech"])
+async def test_openai_routes_that_are_not_here_name_what_is(client, path):
+    reply = await client.post(path, {"input": "hi"})
+    assert (reply.status, reply.error["code"]) == (404, "unknown_url")
+    assert reply.error["message"] == (
+        f"POST {path} is not implemented here; this server answers POST /v1/chat/completions and POST /v1/completions"
+    )
 
 
 async def test_metrics(client):

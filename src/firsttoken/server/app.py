@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -22,6 +23,12 @@ from firsttoken.server.tokenization import DetokenizeRoute, TokenizeRoute
 
 if TYPE_CHECKING:
     from firsttoken.frontend.async_llm import AsyncLLM
+
+# OpenAI's routes that are not here.
+_OPENAI = re.compile(
+    r"/v1/(assistants|audio|batches|containers|conversations|embeddings|evals|files|fine_tuning|images|moderations|"
+    r"realtime|responses|threads|uploads|vector_stores|videos)(/|$)"
+)
 
 
 class FirstTokenApp:
@@ -82,8 +89,11 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     if exc.status_code == 405:
         return _response(_wrong_method(request.method, (exc.headers or {}).get("Allow", "another method")))
     path = request.url.path
-    shown = path if len(path) <= 200 else path[:200] + "..."
-    return _response(ApiError(exc.status_code, f"Unknown path: {request.method} {shown}", code="unknown_url"))
+    shown = f"{request.method} {path if len(path) <= 200 else path[:200] + '...'}"
+    known = _OPENAI.match(path) is not None
+    message = f"{shown} is not implemented here" if known else f"Unknown path: {shown}"
+    message += "; this server answers POST /v1/chat/completions and POST /v1/completions"
+    return _response(ApiError(exc.status_code, message, code="unknown_url"))
 
 
 async def _api_error(_: Request, exc: Exception) -> Response:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ROLE = b'{"role":"assistant","content":""}'
 NOTHING = b"{}"
+ELSEWHERE = {"prompt": "/v1/chat/completions takes messages; it is /v1/completions that takes prompt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class ChatRoute:
 
     def __init__(self, state: AppState) -> None:
         self._state = state
-        self._decoder = RequestDecoder(ChatRequest)
+        self._decoder = RequestDecoder(ChatRequest, ELSEWHERE)
         self._names = TokenNames(state.llm.tokenizer)
 
     async def __call__(self, call: Call) -> None:

@@ -34,6 +34,8 @@ from firsttoken.server.streaming import check_stream_options, deltas, naming
 if TYPE_CHECKING:
     from firsttoken.frontend.generation import Delta, Generation
 
+ELSEWHERE = {"messages": "/v1/completions takes prompt; it is /v1/chat/completions that takes messages"}
+
 
 @dataclass(slots=True)
 class _Part:
@@ -89,7 +91,7 @@ class CompletionRoute:
 
     def __init__(self, state: AppState) -> None:
         self._state = state
-        self._decoder = RequestDecoder(CompletionRequest)
+        self._decoder = RequestDecoder(CompletionRequest, ELSEWHERE)
         self._names = TokenNames(state.llm.tokenizer)
 
     async def __call__(self, call: Call) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -25,32 +26,49 @@ T = TypeVar("T")
 _SURROGATE = re.compile(
     rb"\\\\|(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
-_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
+_PATH = re.compile(r" - at `(key in )?\$\.?(.*?)`$")
+_TYPES = re.compile(r"Expected `(.*?)`, got `(.*?)`$")
+_NAMES = {
+    "array": "an array",
+    "bool": "a boolean",
+    "float": "a number",
+    "int": "a number",
+    "null": "null",
+    "object": "an object",
+    "str": "a string",
+}
 _UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
 
 
 class RequestDecoder(Generic[S]):
     """Decodes one kind of request, and refuses what we would otherwise ignore."""
 
-    def __init__(self, struct: type[S]) -> None:
+    def __init__(self, struct: type[S], elsewhere: Mapping[str, str] | None = None) -> None:
+        """``elsewhere``: fields of another route, each with what to tell a caller who sends it here."""
+        self._elsewhere = elsewhere or {}
         self._decoder = msgspec.json.Decoder(struct)
         self._refused = refused_fields(struct)
 
     def decode(self, body: bytes) -> S:
         """Raises `ApiError` 400: not JSON, a wrong type, an unknown field, a field we do not implement."""
-        request = decode_json(self._decoder, body)
+        request = decode_json(self._decoder, body, elsewhere=self._elsewhere)
         refuse_unimplemented(request, self._refused)
         return request
 
 
-def decode_json(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw, at: str = "") -> T:
+def decode_json(
+    decoder: msgspec.json.Decoder[T],
+    data: bytes | msgspec.Raw,
+    at: str = "",
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> T:
     """Decode a whole body, or the raw field ``at`` of one; raises `ApiError` 400 naming the place."""
     try:
         return decoder.decode(data)
     except RecursionError:
         raise bad_request("the JSON is nested too deeply", at or None, "invalid_json") from None
     except msgspec.ValidationError as error:
-        raise _wrong_value(str(error), at) from None
+        raise _wrong_value(str(error), at, elsewhere) from None
     except (msgspec.DecodeError, ValueError) as error:
         raise _not_json(bytes(data), str(error), at) from None
 
@@ -62,18 +80,32 @@ async def off_loop(size: int, work: Callable[..., T], *args: Any) -> T:
     return await asyncio.to_thread(work, *args)
 
 
-def _wrong_value(message: str, at: str) -> ApiError:
+def _wrong_value(message: str, at: str, elsewhere: Mapping[str, str]) -> ApiError:
     unknown = _UNKNOWN.search(message)
     path = _PATH.search(message)
-    inner = path.group(1).replace("[...]", "") if path else ""
+    inner = path.group(2).replace("[...]", "") if path else ""
     place = at + (inner if inner.startswith("[") or not at or not inner else f".{inner}")
     message = _PATH.sub("", message)
     if unknown:
         name = f"{place}.{unknown.group(1)}" if place else unknown.group(1)
-        return bad_request(f"unknown field {name!r}: it is not supported; leave it out", name, "unknown_parameter")
-    if not place:
-        return bad_request(f"the body must be one JSON object: {message}", None, "invalid_type")
-    return bad_request(f"{place}: {message[:1].lower()}{message[1:]}", place, "invalid_type")
+        advice = elsewhere.get(name, "it is not supported; leave it out")
+        return bad_request(f"unknown field {name!r}: {advice}", name, "unknown_parameter")
+    subject = place or "the body"
+    if path and path.group(1):
+        subject = f"a key of {subject}"
+    elif path and path.group(2).endswith("[...]"):
+        subject = f"a value of {subject}"
+    return bad_request(f"{subject} {_plain(message)}", place or None, "invalid_type")
+
+
+def _plain(message: str) -> str:
+    """What msgspec found wrong with a value, as the end of a sentence: "must be an array, got a string"."""
+    types = _TYPES.match(message)
+    if types is None:
+        return f"is not accepted: {message[:1].lower()}{message[1:]}"
+    # Null means "left out" everywhere, so nobody is told to send it.
+    wanted = dict.fromkeys(_NAMES.get(one, one) for one in types.group(1).split(" | ") if one != "null")
+    return f"must be {' or '.join(wanted)}, got {_NAMES.get(types.group(2), types.group(2))}"
 
 
 def _not_json(data: bytes, message: str, at: str) -> ApiError:
