@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,85 @@ def test_a_single_answer_is_bare(stub: Any, capsys: pytest.CaptureFixture[str]) 
     assert main(["generate", "some-model", "--prompt", "hello", "--threads", "1"]) == 0
     assert capsys.readouterr().out == "HELLO\n"
     assert (stub.args[0].model, stub.args[0].threads) == ("some-model", 1)
+
+
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    """Stdout from here on (pytest sets its own between fixture and test)."""
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    return screen
+
+
+class Screen(io.StringIO):
+    """A terminal as stdout; ``on_write`` is called with each piece."""
+
+    on_write: Callable[[str], None] = staticmethod(lambda text: None)
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        self.on_write(text)
+        return count
+
+
+def test_a_single_answer_is_streamed_to_a_terminal(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = at_terminal(monkeypatch)
+    stub.options = {"step_s": 0.01}
+    pieces: list[str] = []
+    screen.on_write = pieces.append
+    assert main(["generate", "--prompt", "hello\x1b[2J", "--threads", "1", "--max-tokens", "50"]) == 0
+    assert screen.getvalue() == "HELLO[2J\n"
+    assert len([piece for piece in pieces if piece]) > 3
+    assert stub.args[0].threads == 1
+    assert stub.requests[0].params.max_tokens == 50
+    assert not stub.engines[0].alive()
+
+
+def test_a_streamed_chat_goes_through_the_template(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = at_terminal(monkeypatch)
+    assert main(["generate", "--chat", "--prompt", "hi"]) == 0
+    assert screen.getvalue() == "USER:HI\n\n"
+
+
+def test_several_answers_and_json_are_not_streamed(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = at_terminal(monkeypatch)
+    assert main(["generate", "--prompt", "a", "--prompt", "b"]) == 0
+    assert main(["generate", "--prompt", "a", "--json"]) == 0
+    said = screen.getvalue()
+    assert "[1] A\n[2] B\n" in said
+    assert '"outputs": [{' in said
+
+
+def test_ctrl_c_keeps_what_was_streamed(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = at_terminal(monkeypatch)
+
+    def stop(text: str) -> None:
+        if "x" in text:
+            screen.on_write = lambda _: None
+            raise KeyboardInterrupt
+
+    stub.options = {"step_s": 0.002}
+    stub.script = lambda request: stub.say("x" * 3000)
+    screen.on_write = stop
+    assert main(["generate", "--prompt", "a", "--max-tokens", "3000"]) == 130
+    assert screen.getvalue().startswith("x")
+    assert screen.getvalue().endswith("x\n")
+    assert not stub.engines[0].alive()
+
+
+def test_a_streamed_answer_that_fails(
+    stub: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = at_terminal(monkeypatch)
+    stub.script = lambda request: [65, Fault("logits were not finite")]
+    assert main(["generate", "--prompt", "a"]) == 1
+    assert screen.getvalue() == "A\n"
+    assert "prompt 1: " in capsys.readouterr().err
+    stub.script = lambda request: [Fault("out of memory", fatal=True)]
+    assert main(["generate", "--prompt", "a"]) == 1
+    assert "out of memory" in capsys.readouterr().err
 
 
 def test_chat_goes_through_the_template(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ async def _run_job(
 ) -> list[Answer]:
     try:
         params = sampling(llm.generation_config, defaults, job.fields)
-        generation = llm.open(await _prompt_ids(llm, job), params)
+        generation = llm.open(await prompt_ids(llm, job), params)
     except InvalidRequest as error:
         return [Answer(index, key=job.key, error=str(error))]
     answers = [Answer(index, n, job.key) for n in range(params.n)]
@@ -100,7 +100,8 @@ async def _run_job(
     return answers
 
 
-async def _prompt_ids(llm: AsyncLLM, job: Job) -> array[int]:
+async def prompt_ids(llm: AsyncLLM, job: Job) -> array[int]:
+    """What the engine is asked for; raises `InvalidRequest`."""
     if job.messages is not None:
         return (await llm.render_chat(job.messages)).ids
     if isinstance(job.prompt, str):

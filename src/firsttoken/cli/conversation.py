@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from firsttoken.cli.jobs import Job
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError, FirstTokenError
 
@@ -59,8 +60,12 @@ class LocalSource:
         self.model = self._llm.model_name
 
     def stream(self, messages: list[Message]) -> Iterator[str]:
+        return self.answer(Job(messages=list(messages)))
+
+    def answer(self, job: Job) -> Iterator[str]:
+        """`stream`, for any prompt; what the engine refuses is raised as `InvalidRequest`."""
         pieces: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
-        task = asyncio.run_coroutine_threadsafe(self._produce(messages, pieces), self._loop)
+        task = asyncio.run_coroutine_threadsafe(self._produce(job, pieces), self._loop)
         try:
             while (piece := pieces.get()) is not None:
                 if isinstance(piece, Exception):
@@ -69,14 +74,14 @@ class LocalSource:
         finally:
             task.cancel()
 
-    async def _produce(self, messages: list[Message], pieces: queue.SimpleQueue[str | Exception | None]) -> None:
-        from firsttoken.cli.batch import sampling
+    async def _produce(self, job: Job, pieces: queue.SimpleQueue[str | Exception | None]) -> None:
+        from firsttoken.cli.batch import prompt_ids, sampling
 
         llm = self._llm
         assert llm is not None
         try:
-            prompt = await llm.render_chat(list(messages))
-            generation = llm.open(prompt.ids, sampling(llm.generation_config, self._fields))
+            ids = await prompt_ids(llm, job)
+            generation = llm.open(ids, sampling(llm.generation_config, self._fields, job.fields))
             try:
                 async for delta in generation:
                     pieces.put(delta.text)

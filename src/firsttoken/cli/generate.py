@@ -58,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError('--chat goes with --prompt: in --input, a line with "messages" is a chat')
     defaults = {"max_tokens": MAX_TOKENS, **sampling_fields(options)}
     jobs = _jobs(options, defaults)
+    if options.prompt and len(jobs) == 1 and options.output is None and not options.json and sys.stdout.isatty():
+        return _stream(options, jobs[0], defaults)
     with ExitStack() as stack:
         output = None
         if options.output is not None:
@@ -83,6 +85,37 @@ def run(options: argparse.Namespace) -> int:
 
         print(json.dumps({"outputs": [answer.as_dict() for answer in answers], **report.header(info)}))
     return 1 if any(answer.error for answer in answers) else 0
+
+
+def _stream(options: argparse.Namespace, job: Job, defaults: dict[str, Any]) -> int:
+    """The only answer, as it comes, for a person who waits for it."""
+    from firsttoken.cli.conversation import LocalSource
+    from firsttoken.cli.progress import loading
+    from firsttoken.cli.terminal import show
+    from firsttoken.core.errors import InvalidRequest
+    from firsttoken.frontend.generation import GenerationFailed
+
+    args = engine_args(options)
+    with loading(args.model):
+        source = LocalSource(args, defaults)
+    began = False
+    try:
+        for piece in source.answer(job):
+            began = began or bool(piece)
+            show(piece, sys.stdout)
+    except (InvalidRequest, GenerationFailed) as error:
+        if began:
+            print(flush=True)
+        print(f"firsttoken generate: prompt 1: {error}", file=sys.stderr)
+        return 1
+    except BaseException:  # Ctrl-C, a dead engine: what was printed stays, on a line of its own
+        if began:
+            print(flush=True)
+        raise
+    finally:
+        source.close()
+    print(flush=True)
+    return 0
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import IO, TextIO
 
 from rich.console import Console
 
@@ -109,12 +109,17 @@ class Chat:
 
     def _write(self, text: str) -> None:
         # Past rich, which would expand tabs and wrap words across pieces: the text goes out as the model wrote it.
-        self._console.file.write(text.translate(_CONTROL))
-        self._console.file.flush()
+        show(text, self._console.file)
 
     def _note(self, text: str) -> None:
         if self._interactive and text:
             self._console.print(text, style="dim", markup=False, highlight=False)
+
+
+def show(text: str, terminal: IO[str]) -> None:
+    """Write a model's text at once, without what would drive the terminal."""
+    terminal.write(text.translate(_CONTROL))
+    terminal.flush()
 
 
 def _close(stream: Iterator[str]) -> None:
