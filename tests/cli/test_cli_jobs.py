@@ -82,6 +82,11 @@ def test_bad_lines_are_told_by_number(tmp_path: Path) -> None:
     assert "line 1: " not in text
 
 
+def test_one_bad_line_is_one() -> None:
+    with pytest.raises(ConfigError, match="f: 1 bad line, nothing"):
+        read_jobs([b"x"], "f", {})
+
+
 def test_many_bad_lines_are_told_shortly() -> None:
     with pytest.raises(ConfigError) as told:
         read_jobs([b"x"] * 1000, "input", {})

@@ -51,6 +51,23 @@ def test_bad_usage_exits_with_2(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("argv", "usage", "message"),
+    [
+        (["serve", "m", "--prot"], "usage: firsttoken serve [MODEL] [options]", "unrecognized arguments: --prot"),
+        (["serve", "--port", "x"], "usage: firsttoken serve [MODEL] [options]", "'x' is not a whole number"),
+        (["version", "x"], "usage: firsttoken version [options]", "unrecognized arguments: x"),
+        (["fly"], "usage: firsttoken COMMAND [options]", "invalid choice: 'fly'"),
+    ],
+)
+def test_bad_usage_is_two_lines(argv: list[str], usage: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(argv)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"{usage}; all options: firsttoken")
+    assert message in second
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (ConfigError("port 99999 is too high"), 2),

@@ -109,7 +109,8 @@ def read_jobs(lines: Iterable[bytes], name: str, defaults: dict[str, Any]) -> li
             bad.append(f"  line {number}: {error}")
     if bad:
         rest = [f"  and {len(bad) - MAX_SHOWN} more"] if len(bad) > MAX_SHOWN else []
-        raise ConfigError("\n".join([f"{name}: {len(bad)} bad lines, nothing was computed", *bad[:MAX_SHOWN], *rest]))
+        count = "1 bad line" if len(bad) == 1 else f"{len(bad)} bad lines"
+        raise ConfigError("\n".join([f"{name}: {count}, nothing was computed", *bad[:MAX_SHOWN], *rest]))
     if not jobs:
         raise ConfigError(f'{name} holds no prompt: write one JSON object a line, such as {{"prompt": "Hello"}}')
     return jobs

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from firsttoken.cli import chat, generate, pull, serve, version
 from firsttoken.cli.options import HelpFormatter
@@ -47,11 +47,24 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (serve, chat, generate, pull, version)
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong and where help is, not the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        names = [str(action.metavar) for action in self._actions if not action.option_strings]
+        words = [f"[{name}]" if name == "MODEL" else name for name in names]
+        print(
+            f"usage: {' '.join([self.prog, *words, '[options]'])}; all options: {self.prog} --help",
+            f"{self.prog}: error: {message}",
+            sep="\n",
+            file=sys.stderr,
+        )
+        sys.exit(USAGE)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole parser. Building it imports no engine: `firsttoken --help` takes milliseconds."""
-    parser = argparse.ArgumentParser(
-        prog="firsttoken", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpFormatter
-    )
+    parser = Parser(prog="firsttoken", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=f"firsttoken {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -63,13 +76,15 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=HelpFormatter,
         )
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, refuse=sub.error)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Usage errors that argparse finds raise ``SystemExit(2)``."""
-    options = build_parser().parse_args(argv)
+    options, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        options.refuse("unrecognized arguments: " + " ".join(unknown))
     setup_logging(getattr(options, "log_level", "warning"), json_lines=getattr(options, "log_json", False))
     try:
         return int(options.run(options))
