@@ -148,5 +148,9 @@ def test_a_connection_that_breaks_is_reported(tmp_path: Path, monkeypatch: pytes
 def test_a_hub_that_is_not_there(hub: HubStandIn, tmp_path: Path) -> None:
     hub.server.shutdown()
     hub.server.server_close()
-    with pytest.raises(CheckpointError, match="owner/tiny: cannot be"):
+    with pytest.raises(CheckpointError) as told:
         open_checkpoint("owner/tiny", cache=tmp_path / "cache", endpoint=hub.url)
+    assert str(told.value) == (
+        f"owner/tiny: cannot be fetched from {hub.url} (Connection refused): "
+        "check the network, or name a file or folder"
+    )

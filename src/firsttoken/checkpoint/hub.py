@@ -33,7 +33,7 @@ def fetch_repository(
     one that can be served. Files go to ``cache / "hub"``, or where `huggingface_hub` keeps them when it is None.
     ``offline`` uses what was fetched before. Raises `CheckpointError`.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     options: dict[str, Any] = {
@@ -51,8 +51,12 @@ def fetch_repository(
             snapshot_download(repository, revision=folder.name, allow_patterns=TEXT_FILES + WEIGHT_FILES, **options)
         )
     except LocalEntryNotFoundError as error:
-        reason = "was not fetched before, and offline mode was asked for" if offline else "cannot be reached"
-        raise CheckpointError(f"{reason}: {_first_line(error)}", file=repository) from error
+        if offline:
+            reason = f"was not fetched before, and offline mode was asked for: {_first_line(error)}"
+        else:
+            where = endpoint or constants.ENDPOINT
+            reason = f"cannot be fetched from {where} ({_cause(error)}): check the network, or name a file or folder"
+        raise CheckpointError(reason, file=repository) from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         advice = "check the name" if status == 404 else "log in with `hf auth login` if it is gated or private"
@@ -62,6 +66,16 @@ def fetch_repository(
     # The errors of the HTTP client inside differ from one version of the library to the next.
     except Exception as error:
         raise CheckpointError(f"cannot be fetched ({_first_line(error)})", file=repository) from error
+
+
+def _cause(error: Exception) -> str:
+    """What the system said, without the names of exceptions around it."""
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, OSError) and at.strerror:
+            return at.strerror
+        at = at.__cause__ or at.__context__
+    return re.sub(r"^Got: (\w+: )?", "", _first_line(error))
 
 
 def _first_line(error: Exception) -> str:
