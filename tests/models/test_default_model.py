@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
-from firsttoken.checkpoint.dequantize import dequantize
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.models import load_model
+from tests.support.hf_reference import transformers_llama
 from tests.support.tiny_models import Runner
 
 pytestmark = pytest.mark.model
@@ -63,34 +62,11 @@ def reference(checkpoint: Checkpoint) -> list[Tensor]:
 
 
 def test_float32_equals_transformers(checkpoint: Checkpoint, reference: list[Tensor]) -> None:
-    c = checkpoint.config
-    config = transformers.LlamaConfig(
-        vocab_size=c.vocab_size,
-        hidden_size=c.hidden_size,
-        intermediate_size=c.intermediate_size,
-        num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_heads,
-        num_key_value_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        rms_norm_eps=c.rms_norm_eps,
-        max_position_embeddings=c.max_position,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta},
-        tie_word_embeddings=True,
-    )
-    infos = checkpoint.tensors.infos()
-    # The numpy dequantisation, so that the fast one is under test too.
-    state = {
-        name: torch.from_numpy(dequantize(checkpoint.tensors.data(name), info.type, tuple(info.shape)))
-        for name, info in infos.items()
-    }
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(config)
-    model.load_state_dict(state, assign=True)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    # Filled by the numpy dequantisation, so that the fast one is under test too.
+    model = transformers_llama(checkpoint)
     with torch.inference_mode():
         for chat, logits in zip(CHATS, reference, strict=True):
-            expected = model.eval()(torch.tensor([chat])).logits[0]
+            expected = model(torch.tensor([chat])).logits[0]
             assert (logits - expected).abs().max() < 1e-3
             assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
