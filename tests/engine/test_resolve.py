@@ -120,3 +120,9 @@ def test_weights_that_cannot_fit_are_refused_with_the_numbers():
 
 def test_one_request_at_once_may_still_be_as_long_as_the_model_allows():
     assert _resolve(max_num_seqs=1).executor.max_model_len == CONFIG.max_position
+
+
+def test_a_cap_that_was_asked_for_does_not_grow_with_the_rows():
+    assert _resolve().mixed_prefill_per_row > 0
+    config = _resolve(mixed_prefill_tokens=30)
+    assert (config.mixed_prefill_tokens, config.mixed_prefill_per_row) == (30, 0)

@@ -326,3 +326,14 @@ def test_options_that_cannot_be_honoured_are_refused() -> None:
         SchedulerConfig(max_num_seqs=1, max_model_len=1, max_passes=-1)
     with pytest.raises(ConfigError, match="mixed"):
         TokenCap(alone=4, mixed=0)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(0, 100), (1, 20), (2, 25), (10, 65), (17, 100), (500, 100)])
+def test_a_cap_grows_with_the_decode_rows_up_to_the_one_alone(rows: int, tokens: int) -> None:
+    assert TokenCap(alone=100, mixed=20, per_row=5).prefill_tokens(rows, waiting=3) == tokens
+
+
+def test_a_cap_beside_decodes_that_is_above_the_one_alone_is_kept() -> None:
+    assert TokenCap(alone=10, mixed=20).prefill_tokens(4, waiting=0) == 20
+    with pytest.raises(ConfigError):
+        TokenCap(alone=10, mixed=20, per_row=-1)

@@ -63,7 +63,7 @@ def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel
             max_model_len=config.executor.max_model_len,
         ),
         kv,
-        TokenCap(alone=config.prefill_tokens, mixed=config.mixed_prefill_tokens),
+        TokenCap(alone=config.prefill_tokens, mixed=config.mixed_prefill_tokens, per_row=config.mixed_prefill_per_row),
     )
     return EngineLoop(scheduler, kv, executor, channel, in_flight=config.in_flight)
 

@@ -20,16 +20,23 @@ class Budget(Protocol):
 
 
 class TokenCap(msgspec.Struct, frozen=True):
-    """A fixed cap: ``alone`` tokens in a step that nobody's next token waits for, ``mixed`` beside decode rows."""
+    """A cap by the kind of step: ``alone`` tokens where nobody's next token waits for it; ``mixed`` beside one decode
+    row and ``per_row`` more for each further row, up to ``alone`` (a step with more rows is longer anyway, so it bears
+    more prompt tokens at the same stretch of every gap)."""
 
     alone: int
     mixed: int
+    per_row: int = 0
 
     def __post_init__(self) -> None:
+        if self.per_row < 0:
+            raise ConfigError(f"the prefill tokens for each further decode row must be 0 or more, got {self.per_row!r}")
         for name in ("alone", "mixed"):
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"the cap of prefill tokens ({name}) must be 1 or more, got {value!r}")
 
     def prefill_tokens(self, decode_rows: int, waiting: int) -> int:
-        return self.mixed if decode_rows else self.alone
+        if not decode_rows:
+            return self.alone
+        return max(self.mixed, min(self.mixed + self.per_row * (decode_rows - 1), self.alone))
