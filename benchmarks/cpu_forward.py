@@ -72,11 +72,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     kv = KVFormat(
         dtype=model.kv_dtype, layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim
     )
-    pool = KVPool(kv, 8 * kv.blocks_for(arguments.context + 1) + kv.blocks_for(arguments.prefill))
+    pool = KVPool(
+        kv, 8 * kv.blocks_for(arguments.context + 1) + kv.blocks_for(arguments.prefill_start + arguments.prefill)
+    )
     cases = {
         "decode_1": (1, arguments.context, 1, arguments.repeat),
         "decode_8": (8, arguments.context, 1, arguments.repeat),
-        "prefill": (1, 0, arguments.prefill, max(3, arguments.repeat // 8)),
+        "prefill": (1, arguments.prefill_start, arguments.prefill, max(3, arguments.repeat // 8)),
     }
     result: dict[str, Any] = {
         "command": "cpu_forward",
@@ -89,6 +91,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "quantization": arguments.quantization,
         "context": arguments.context,
         "prefill_tokens": arguments.prefill,
+        "prefill_start": arguments.prefill_start,
         "load_s": round(load_s, 3),
         "weights_mib": round(model.nbytes / 2**20, 1),
     }
@@ -106,6 +109,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--context", type=int, default=128, help="tokens before the one decoded")
     parser.add_argument("--prefill", type=int, default=512, help="tokens of the prefill")
+    parser.add_argument("--prefill-start", type=int, default=0, help="tokens before the prefill: a later chunk")
     parser.add_argument("--repeat", type=int, default=40)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()

@@ -25,7 +25,7 @@ _KV_CPU_LIMIT = 4 * GIB
 # Far above what is of use, low enough that what is kept for each stays small.
 _MAX_NUM_SEQS = 4096
 _MAX_IN_FLIGHT = 64
-# Beside decode rows a chunk of this size keeps a step under five times a plain decode step (56 against 12 ms for the
+# Beside decode rows a chunk of this size keeps a step near five times a plain decode step (57 against 12 ms for the
 # default model on two cores, up to 1k tokens of context); larger chunks are faster per token, and every gap feels them.
 MIXED_PREFILL_TOKENS = 48
 # A plain step takes 24 ms with 8 decode rows and 45 with 32: this many more for each row keep to five times too.
