@@ -30,7 +30,17 @@ def test_percentiles_of_nothing():
 
 def record(step):
     start = step * 10 * MS
-    return StepRecord(step, start, start + MS, start + 2 * MS, start + 8 * MS, start + 9 * MS, decode_rows=step)
+    return StepRecord(
+        step,
+        start,
+        start + MS,
+        start + 2 * MS,
+        start + 8 * MS,
+        start + 9 * MS,
+        decode_rows=step,
+        forward_ns=5 * MS,
+        sample_ns=MS,
+    )
 
 
 def test_the_ring_keeps_the_last_records_in_order():
@@ -73,3 +83,8 @@ def test_gc_clock_sees_collections_only_while_started():
         clock.stop()
     gc.collect()
     assert clock.take() == 0
+
+
+def test_the_two_segments_of_compute_are_told_apart():
+    found = summary([record(step) for step in range(4)])
+    assert (found["compute_ms"]["p50"], found["forward_ms"]["p50"], found["sample_ms"]["p50"]) == (6.0, 5.0, 1.0)

@@ -157,6 +157,8 @@ class EngineLoop:
                 prefill_tokens=sum(row.count for row in work if row.count > 1 or not row.sample),
                 context_tokens=sum(row.start + row.count for row in work),
                 gc_ns=self._gc.take(),
+                forward_ns=result.forward_ns,
+                sample_ns=result.sample_ns,
             )
         )
 

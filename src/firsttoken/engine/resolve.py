@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.model_config import ModelConfig
@@ -55,15 +55,13 @@ class Machine:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Log:
-    """Collects the choices as they are made."""
+    """Says each choice as it is made."""
 
     say: Callable[[str], None]
-    choices: dict[str, str] = field(default_factory=dict)
 
     def chose(self, option: str, value: object, why: str) -> None:
-        self.choices[option] = why
         self.say(f"{option} = {value} ({why})")
 
 

@@ -20,7 +20,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ``decode_rows`` rows decoded one token each, ``prefill_tokens`` prompt tokens were computed, ``context_tokens``
     is the sum of the rows' lengths (what attention reads), ``gc_ns`` the time the garbage collector took since the
-    record before.
+    record before; ``forward_ns`` and ``sample_ns`` are the two segments of compute.
     """
 
     step_id: int
@@ -33,6 +33,8 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prefill_tokens: int = 0
     context_tokens: int = 0
     gc_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
 
 
 class StepLedger:
@@ -55,9 +57,10 @@ class StepLedger:
 
 
 def summary(records: Iterable[StepRecord]) -> dict[str, Any]:
-    """Percentiles over ``records``, in ms: of planning, of waiting for the device, of compute, of the wait until the
-    result was read, of garbage collection (of the steps that had any), and of the gap from one step's end of compute to
-    the next one's begin (0 when they overlap): the device's idle time while the loop had work in flight."""
+    """Percentiles over ``records``, in ms: of planning, of waiting for the device, of compute and its two segments, of
+    the wait until the result was read, of garbage collection (of the steps that had any), and of the gap from one
+    step's end of compute to the next one's begin (0 when they overlap): the device's idle time while the loop had
+    work in flight."""
     steps = list(records)
     gaps = [max(after.started_ns - before.ended_ns, 0) for before, after in pairwise(steps)]
     return {
@@ -65,6 +68,8 @@ def summary(records: Iterable[StepRecord]) -> dict[str, Any]:
         "plan_ms": _ms(step.submitted_ns - step.planned_ns for step in steps),
         "lane_ms": _ms(step.started_ns - step.submitted_ns for step in steps),
         "compute_ms": _ms(step.ended_ns - step.started_ns for step in steps),
+        "forward_ms": _ms(step.forward_ns for step in steps),
+        "sample_ms": _ms(step.sample_ns for step in steps),
         "harvest_ms": _ms(step.harvested_ns - step.ended_ns for step in steps),
         "gc_ms": _ms(step.gc_ns for step in steps if step.gc_ns),
         "gap_ms": _ms(gaps),

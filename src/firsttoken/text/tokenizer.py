@@ -157,15 +157,6 @@ class Tokenizer:
         """The text of one token on its own; bytes that are not a whole character become U+FFFD."""
         return self.token_bytes(token).decode("utf-8", "replace")
 
-    def check_ids(self, ids: Sequence[int], *, param: str) -> None:
-        """Raises `InvalidRequest` on the first id that is not an integer from 0 to ``vocab_size - 1``."""
-        for index, token in enumerate(ids):
-            if type(token) is not int or not 0 <= token < self.vocab_size:
-                raise InvalidRequest(
-                    f"{param}[{index}]: token id {token!r} is outside the vocabulary (0 to {self.vocab_size - 1})",
-                    param=param,
-                )
-
     @cached_property
     def max_token_chars(self) -> int:
         """Characters of the longest token: a text of more than n times as many cannot fit in n tokens."""
