@@ -76,7 +76,7 @@ def run_both(
     qkv = torch.randn(rows, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, generator=generator)
     layer = AttentionParams(1, spec, norm)
     context = AttentionContext.build(pools[0], segments)
-    context.begin(spec, torch.cat([torch.arange(s.start, s.end) for s in segments]))
+    context.begin([spec], torch.cat([torch.arange(s.start, s.end) for s in segments]))
     # The block a step begins is zeroed past its tokens, which the reference has no need of.
     pools[1].storage.copy_(pools[0].storage)
     expected = reference.attend(pools[1], segments, layer, qkv)
@@ -152,7 +152,7 @@ def test_only_own_slots_are_written() -> None:
     pool.storage.fill_(7.0)
     segment = Segment(torch.tensor([3, 9]), 14, 5)
     context = AttentionContext.build(pool, [segment])
-    context.begin(spec, torch.arange(14, 19))
+    context.begin([spec], torch.arange(14, 19))
     context.attend(AttentionParams(0, spec), torch.randn(5, 6 * 8))
     untouched = torch.ones(pool.storage.shape, dtype=torch.bool)
     untouched[3, 0, :, :, 14:] = False
@@ -174,7 +174,7 @@ def test_what_an_earlier_owner_left_harms_nobody(start: int) -> None:
     results = []
     for each in (pool, clean):
         context = AttentionContext.build(each, segments)
-        context.begin(spec, torch.tensor([32, start, start + 1]))
+        context.begin([spec], torch.tensor([32, start, start + 1]))
         results.append(context.attend(AttentionParams(0, spec), qkv))
     assert bool(torch.isfinite(results[0]).all())
     assert torch.equal(results[0], results[1])
@@ -190,7 +190,7 @@ def test_a_rows_nan_stays_its_own() -> None:
         qkv = torch.ones(2, 4 * 64)
         qkv[0] += poison
         context = AttentionContext.build(pool, segments)
-        context.begin(spec, torch.tensor([4, 20]))
+        context.begin([spec], torch.tensor([4, 20]))
         outs.append(context.attend(AttentionParams(0, spec), qkv))
     assert bool(torch.isnan(outs[1][0]).any())
     assert torch.equal(outs[0][1], outs[1][1])
@@ -207,7 +207,7 @@ def test_wrong_use_is_refused() -> None:
         Segment(torch.tensor([0]), 0, 0)
     context = AttentionContext.build(pool, [Segment(torch.tensor([0]), 0, 2)])
     with pytest.raises(ValueError, match="hold 2 tokens, got 3"):
-        context.begin(spec, torch.arange(3))
+        context.begin([spec], torch.arange(3))
     with pytest.raises(ValueError, match="multiple of num_kv_heads"):
         AttentionSpec(5, 2, 8, spec.rope)
     with pytest.raises(ValueError, match="float8_e4m3"):

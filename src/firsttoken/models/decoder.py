@@ -25,7 +25,7 @@ class DecoderModel:
     def __init__(
         self,
         config: ModelConfig,
-        attention: AttentionSpec,
+        specs: Sequence[AttentionSpec],
         embedding: RowTable,
         layers: Sequence[DecoderLayer],
         final_norm: RMSNorm,
@@ -33,7 +33,7 @@ class DecoderModel:
         dtype: torch.dtype,
     ) -> None:
         self.config = config
-        self.attention = attention
+        self.specs = tuple(specs)
         self.embedding = embedding
         self.layers = list(layers)
         self.final_norm = final_norm
@@ -58,7 +58,7 @@ class DecoderModel:
         int64 ``[R]``, strictly ascending, names the rows whose next token is wanted. Gives their hidden state after
         the final norm, ``[R, hidden]`` in `dtype`.
         """
-        attention.begin(self.attention, positions)
+        attention.begin(self.specs, positions)
         hidden = self.embedding.rows(token_ids)
         last = self.layers[-1]
         for layer in self.layers[:-1]:

@@ -58,7 +58,7 @@ def load_model(
     tied = config.tie_word_embeddings
     return DecoderModel(
         config=config,
-        attention=spec,
+        specs=(spec,),
         embedding=table,
         layers=[
             family.build_layer(LayerBuilder(config, weights, method, spec, index)) for index in range(config.num_layers)

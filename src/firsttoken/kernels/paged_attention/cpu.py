@@ -16,6 +16,7 @@ from torch import Tensor
 
 from firsttoken.kernels.paged_attention.params import AttentionParams, AttentionSpec, QKNorm, Segment
 from firsttoken.kernels.paged_attention.pool import KVPool
+from firsttoken.kernels.rope import RopeTable
 
 # Batched rows are padded to the longest of their group. A further group costs about as much time as reading this
 # many padded blocks.
@@ -36,7 +37,7 @@ class AttentionContext:
     not turn into NaN. A block that a step begins but does not fill is zeroed first, whatever was in it.
     """
 
-    __slots__ = ("_chunks", "_groups", "_num_tokens", "_pool", "_rotation", "_write_rows")
+    __slots__ = ("_chunks", "_groups", "_num_tokens", "_pool", "_rotations", "_write_rows")
 
     def __init__(self, pool: KVPool, groups: list[_DecodeGroup], chunks: list[_Chunk], write_rows: Tensor) -> None:
         self._pool = pool
@@ -44,7 +45,7 @@ class AttentionContext:
         self._chunks = chunks
         self._write_rows = write_rows
         self._num_tokens = write_rows.shape[0] // (2 * pool.format.kv_heads)
-        self._rotation: Tensor | None = None
+        self._rotations: dict[AttentionSpec, Tensor] | None = None
 
     @classmethod
     @torch.inference_mode()
@@ -71,31 +72,25 @@ class AttentionContext:
         return cls(pool, groups, chunks, _write_rows(pool, segments))
 
     @torch.inference_mode()
-    def begin(self, spec: AttentionSpec, positions: Tensor) -> None:
-        """Make the step's rotation: ``positions`` int64 ``[T]``, one for each token row."""
+    def begin(self, specs: Sequence[AttentionSpec], positions: Tensor) -> None:
+        """Make the step's rotations: ``specs`` are all of the model's, ``positions`` int64 ``[T]``, one a token row."""
         if positions.shape[0] != self._num_tokens:
             raise ValueError(f"the segments hold {self._num_tokens} tokens, got {positions.shape[0]} positions")
-        angles = spec.rope.rotation(positions).unsqueeze(1)
-        heads = spec.num_heads + 2 * spec.num_kv_heads
-        # One multiplication serves q (with the softmax scale folded in), k and v (which is not rotated).
-        rotation = torch.ones(len(positions), heads, spec.head_dim // 2, dtype=torch.complex64, device=positions.device)
-        rotation[:, : spec.num_heads] = angles * spec.scale
-        rotation[:, spec.num_heads : spec.num_heads + spec.num_kv_heads] = angles
-        self._rotation = rotation
+        self._rotations = {spec: _rotation(spec, spec.rope, positions) for spec in specs if spec.rope is not None}
 
     def attend(self, layer: AttentionParams, qkv: Tensor) -> Tensor:
         """``qkv [T, (Hq + 2 Hkv) * D]``, the raw projection with q and k in pair order -> ``[T, Hq * D]``.
 
         Call it within ``torch.inference_mode()``, as the model does around all layers.
         """
-        assert self._rotation is not None, "begin() comes before attend()"
+        assert self._rotations is not None, "begin() comes before attend()"
         spec, pool = layer.spec, self._pool
         heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
         wide = heads.float()
         if layer.qk_norm is not None:
             wide = _normalise(wide, spec, layer.qk_norm)
         pairs = torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2))
-        rotated = torch.view_as_real(pairs * self._rotation).view(wide.shape)
+        rotated = torch.view_as_real(pairs * self._rotations[spec]).view(wide.shape)
         q = rotated[:, : spec.num_heads]
         new = rotated[:, spec.num_heads :].to(pool.storage.dtype).reshape(-1, spec.head_dim)
         pool.token_rows[layer.layer].index_copy_(0, self._write_rows, new)
@@ -180,6 +175,17 @@ class _Chunk:
             scores.view(kv_heads, group, n, end)[..., end - n :].add_(self.triangle[:n, :n])
             mixed = torch.bmm(scores.softmax(-1), values[:, :end]).view(kv_heads, group, n, d)
             out[rows].view(n, kv_heads, group, d).copy_(mixed.permute(2, 0, 1, 3))
+
+
+def _rotation(spec: AttentionSpec, rope: RopeTable, positions: Tensor) -> Tensor:
+    """Complex factors ``[T, Hq + 2 Hkv, D / 2]``: one multiplication serves q (with the softmax scale folded in), k
+    and v (which is not rotated)."""
+    angles = rope.rotation(positions).unsqueeze(1)
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    rotation = torch.ones(len(positions), heads, spec.head_dim // 2, dtype=torch.complex64, device=positions.device)
+    rotation[:, : spec.num_heads] = angles * spec.scale
+    rotation[:, spec.num_heads : spec.num_heads + spec.num_kv_heads] = angles
+    return rotation
 
 
 def _normalise(heads: Tensor, spec: AttentionSpec, norm: QKNorm) -> Tensor:

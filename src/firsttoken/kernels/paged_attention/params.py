@@ -11,12 +11,21 @@ from firsttoken.kernels.rope import RopeTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionSpec:
-    """Sizes shared by all layers. Query head ``h`` reads KV head ``h // (num_heads // num_kv_heads)``."""
+    """What layers share: a model has one of these for each rope table (Gemma 3 has two).
+
+    Query head ``h`` reads KV head ``h // (num_heads // num_kv_heads)``. ``rope`` None: q and k are not rotated.
+    ``alibi_slopes`` float32 ``[num_heads]``: a key ``d`` tokens back gets ``-slope * d`` added to its score (Press et
+    al., 2021, "Train Short, Test Long"). ``softcap`` ``c`` turns a score ``s`` into ``c tanh(s / c)`` before anything
+    is added to it. ``scale_override`` replaces ``head_dim ** -0.5``. Raises ValueError for what does not fit together.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: RopeTable
+    rope: RopeTable | None
+    alibi_slopes: Tensor | None = None
+    softcap: float | None = None
+    scale_override: float | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -24,8 +33,15 @@ class AttentionSpec:
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly: "
                 "num_heads must be a multiple of num_kv_heads"
             )
-        if self.head_dim % 2:
+        if self.rope is not None and self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embedding, got {self.head_dim}")
+        if self.alibi_slopes is not None and self.alibi_slopes.shape != (self.num_heads,):
+            raise ValueError(
+                f"ALiBi needs one slope for each of the {self.num_heads} query heads, "
+                f"got shape {list(self.alibi_slopes.shape)}"
+            )
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"softcap must be above 0 (None turns it off), got {self.softcap}")
 
     @property
     def group(self) -> int:
@@ -34,7 +50,8 @@ class AttentionSpec:
 
     @property
     def scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        """What q . k is multiplied by."""
+        return float(self.head_dim**-0.5) if self.scale_override is None else self.scale_override
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,11 +65,19 @@ class QKNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionParams:
-    """One layer's share: its index in the KV pool and, where the family has it, its QK norm."""
+    """One layer's share: its index in the KV pool and, where the family has them, its QK norm and its window.
+
+    With a ``window`` of ``w`` tokens the token at position ``p`` sees positions ``p - w + 1`` to ``p``.
+    """
 
     layer: int
     spec: AttentionSpec
     qk_norm: QKNorm | None = None
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window holds at least the token itself, got {self.window}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from firsttoken.kernels.paged_attention.params import AttentionParams, Segment
+from firsttoken.kernels.paged_attention.params import AttentionParams, AttentionSpec, Segment
 from firsttoken.kernels.paged_attention.pool import KVPool
 from firsttoken.kernels.rms_norm.reference import rms_norm
 from firsttoken.kernels.rope.reference import apply_rope
@@ -23,14 +23,16 @@ def attend(pool: KVPool, segments: Sequence[Segment], layer: AttentionParams, qk
         q = rms_norm(q, layer.qk_norm.q_weight, layer.qk_norm.eps)
         k = rms_norm(k, layer.qk_norm.k_weight, layer.qk_norm.eps)
     positions = torch.cat([torch.arange(s.start, s.end) for s in segments])
-    q, k = apply_rope(q, positions, spec.rope), apply_rope(k, positions, spec.rope)
+    if spec.rope is not None:
+        q, k = apply_rope(q, positions, spec.rope), apply_rope(k, positions, spec.rope)
     out = torch.empty(qkv.shape[0], hq * d, dtype=torch.float64)
     row = 0
     for segment in segments:
         for position in range(segment.start, segment.end):
             _write(pool, segment, layer.layer, position, k[row], v[row])
-            keys, values = _context(pool, segment, layer.layer, position + 1)
-            out[row] = _attend_one(q[row], keys, values, spec.group, spec.scale).flatten()
+            first = 0 if layer.window is None else max(0, position + 1 - layer.window)
+            keys, values = _context(pool, segment, layer.layer, first, position + 1)
+            out[row] = _attend_one(q[row], keys, values, spec).flatten()
             row += 1
     return out
 
@@ -46,18 +48,23 @@ def _write(pool: KVPool, segment: Segment, layer: int, position: int, k: Tensor,
     pool.storage[block, layer, 1, :, offset] = v.to(pool.storage.dtype)
 
 
-def _context(pool: KVPool, segment: Segment, layer: int, length: int) -> tuple[Tensor, Tensor]:
-    """K and V ``[length, kv_heads, head_dim]`` of the first ``length`` positions."""
-    slots = [_slot(pool, segment, position) for position in range(length)]
+def _context(pool: KVPool, segment: Segment, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+    """K and V ``[end - first, kv_heads, head_dim]`` of positions ``first`` to ``end - 1``."""
+    slots = [_slot(pool, segment, position) for position in range(first, end)]
     keys = torch.stack([pool.storage[block, layer, 0, :, offset] for block, offset in slots])
     values = torch.stack([pool.storage[block, layer, 1, :, offset] for block, offset in slots])
     return keys.double(), values.double()
 
 
-def _attend_one(q: Tensor, keys: Tensor, values: Tensor, group: int, scale: float) -> Tensor:
-    """Softmax attention of one token: ``q [Hq, D]`` over ``[length, Hkv, D]`` -> ``[Hq, D]``."""
+def _attend_one(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+    """Softmax attention of the last of ``length`` tokens: ``q [Hq, D]`` over ``[length, Hkv, D]`` -> ``[Hq, D]``."""
+    distance = torch.arange(keys.shape[0] - 1, -1, -1, dtype=torch.float64)
     heads = []
     for head in range(q.shape[0]):
-        weights = torch.softmax(keys[:, head // group] @ q[head] * scale, dim=0)
-        heads.append(weights @ values[:, head // group])
+        scores = keys[:, head // spec.group] @ q[head] * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        if spec.alibi_slopes is not None:
+            scores = scores - spec.alibi_slopes[head].double() * distance
+        heads.append(torch.softmax(scores, dim=0) @ values[:, head // spec.group])
     return torch.stack(heads)
