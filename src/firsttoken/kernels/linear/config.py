@@ -1,0 +1,139 @@
+"""Choices of the small linear kernels: which kernel, what tile, how many parts of K. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from firsttoken.core.errors import ConfigError
+
+OpKind = Literal["plain", "residual", "gated", "head"]
+"""What follows the product: nothing, the residual add, SiLU(gate) * up, or logits with their best index."""
+OP_KINDS: tuple[OpKind, ...] = ("plain", "residual", "gated", "head")
+
+RowBucket = Literal["1", "2-8", "9-16"]
+MAX_ROWS = 16
+
+# sm_90 lends a program 227 KiB; a little is the compiler's own.
+_SHARED_BYTES = 224 << 10
+# A warp's registers hold 32 * 255 words; sums and both weight tiles live there.
+_FMA_ELEMENTS_PER_WARP = 4096
+_DOT_ELEMENTS_PER_WARP = 8192
+
+_Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+
+
+class LinearConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How one product is computed.
+
+    ``kernel`` is ``fma`` (one row, CUDA cores) or ``dot`` (2 to 16 rows, tensor cores). A program owns ``block_n``
+    columns of the result and takes ``block_k`` of K at a time. ``stages`` is the depth of asynchronous copies; for
+    ``fma`` 0 means a double buffer in registers. ``dot`` alone has ``block_m`` (8 or 16 rows), ``split_k`` (programs
+    that share a tile's K) and ``prefetch`` (the first weights are in registers before the wait).
+    """
+
+    kernel: Literal["fma", "dot"]
+    block_n: Annotated[int, msgspec.Meta(ge=1, le=256)]
+    block_k: Annotated[int, msgspec.Meta(ge=16, le=8192)]
+    warps: Literal[1, 2, 4, 8, 16]
+    stages: Annotated[int, msgspec.Meta(ge=0, le=8)]
+    block_m: Literal[1, 8, 16] = 1
+    split_k: Annotated[int, msgspec.Meta(ge=1, le=32)] = 1
+    prefetch: bool = False
+
+    def tiles(self, n: int) -> int:
+        """Tiles of the ``n`` columns: so many partial sums of squares or best candidates a row are written."""
+        return -(-n // self.block_n)
+
+    def workspace_floats(self, n: int) -> int:
+        """float32 values that the parts of K leave for each other; 0 without a split."""
+        return self.tiles(n) * self.split_k * self.block_n * self.block_m if self.split_k > 1 else 0
+
+    def shared_bytes(self) -> int:
+        """Shared memory of the copies in flight, an estimate from above."""
+        if self.stages < 2:
+            return 0
+        rows = self.block_n + (self.block_m if self.kernel == "dot" else 1)
+        return self.stages * rows * self.block_k * 2
+
+    def check(self, kind: OpKind, k: int) -> None:
+        """Raise `ConfigError` where the kernel cannot compute ``kind`` over ``k`` with these choices."""
+        if problem := self._problem(kind, k):
+            raise ConfigError(f"linear config {self} does not fit a {kind} product over K = {k}: {problem}")
+
+    def _problem(self, kind: OpKind, k: int) -> str | None:
+        if self.block_n & (self.block_n - 1) or self.block_k & (self.block_k - 1):
+            return "block_n and block_k must be powers of two"
+        if kind == "gated" and self.block_n < 2:
+            return "a gated product needs pairs of rows, so block_n must be at least 2"
+        if self.shared_bytes() > _SHARED_BYTES:
+            return f"its {self.stages} stages need {self.shared_bytes()} bytes of shared memory of {_SHARED_BYTES}"
+        return self._fma_problem() if self.kernel == "fma" else self._dot_problem(k)
+
+    def _fma_problem(self) -> str | None:
+        if self.block_m != 1 or self.split_k != 1 or self.prefetch:
+            return "block_m, split_k and prefetch are settings of the dot kernel"
+        if self.block_n * self.block_k > _FMA_ELEMENTS_PER_WARP * self.warps:
+            return f"a tile of {self.block_n * self.block_k} elements does not fit the registers of {self.warps} warps"
+        return None
+
+    def _dot_problem(self, k: int) -> str | None:
+        if self.block_m == 1:
+            return "block_m must be 8 or 16"
+        if self.block_n < 16:
+            return "block_n must be at least 16"
+        if self.stages == 0:
+            return "stages must be at least 1"
+        if self.block_n * self.block_k > _DOT_ELEMENTS_PER_WARP * self.warps:
+            return f"a tile of {self.block_n * self.block_k} elements does not fit {self.warps} warps"
+        blocks = -(-k // self.block_k)
+        span = -(-blocks // self.split_k)
+        if (self.split_k - 1) * span >= blocks:
+            return f"split_k = {self.split_k} leaves parts without any of the {blocks} blocks of K"
+        return None
+
+
+def row_bucket(rows: int) -> RowBucket:
+    """The bucket whose configs serve ``rows`` rows; raises `ConfigError` beyond 16."""
+    if not 1 <= rows <= MAX_ROWS:
+        raise ConfigError(f"small linear kernels take 1 to {MAX_ROWS} rows, got {rows}: use torch.mm for more")
+    return "1" if rows == 1 else "2-8" if rows <= 8 else "9-16"
+
+
+def default_config(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
+    """A good choice where none was measured; fits any ``n`` and ``k``."""
+    bucket = row_bucket(rows)
+    return _default_fma(kind, n, k) if bucket == "1" else _default_dot(n, k, 8 if bucket == "2-8" else 16)
+
+
+def _power_of_two(at_least: int) -> int:
+    return 1 << max(at_least - 1, 0).bit_length()
+
+
+def _default_fma(kind: OpKind, n: int, k: int) -> LinearConfig:
+    """Long rows in few steps, and at least two programs for each of a large GPU's 132 multiprocessors."""
+    if k <= 2048:
+        block_k = max(_power_of_two(k), 64)
+    else:
+        block_k = next((size for size in (2048, 1024, 512) if k % size == 0), 1024)
+    block_n = 16
+    while block_n > 2 and (n < block_n * 264 or block_n * block_k > 8192):
+        block_n //= 2
+    # The head's product is so long that its start costs nothing; asynchronous copies then read fastest.
+    if kind == "head" and k % 512 == 0 and k > 512:
+        return LinearConfig("fma", 16, 512, 8, 4)
+    return LinearConfig("fma", block_n, block_k, 4, 0)
+
+
+def _default_dot(n: int, k: int, block_m: Literal[8, 16]) -> LinearConfig:
+    """Tiles of 64 rows; K is split until the GPU is full."""
+    block_n = 64 if n >= 64 * 44 else 32 if n >= 32 * 44 else 16
+    block_k = next((size for size in (128, 64) if k % size == 0), 128)
+    blocks, tiles = -(-k // block_k), -(-n // block_n)
+    split_k = 1
+    for parts in (2, 3, 4, 6, 8):
+        span = -(-blocks // parts)
+        if tiles * split_k < 100 and span >= 4 and (parts - 1) * span < blocks:
+            split_k = parts
+    return LinearConfig("dot", block_n, block_k, 4, 5, block_m=block_m, split_k=split_k)

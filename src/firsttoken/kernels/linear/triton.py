@@ -1,0 +1,236 @@
+"""Two kernels for ``y = x W^T`` with 1 to 16 rows of x, where reading W is all that costs.
+
+`fma_linear` (one row) multiplies on the CUDA cores; `dot_linear` (2 to 16 rows) gives W to the tensor cores as the tall
+operand, so that 8 or 16 rows of x fill the narrow one ("swap AB"), and may split K over several programs.
+
+Under programmatic dependent launch both read their first weights before they wait for the kernel before them, and
+everything that kernel may have written right after: what the epilogue needs is then there when the loop ends.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def larger(value_a, index_a, value_b, index_b):
+    """Of two candidates the one with the larger value: NaN above all, the lower index at ties."""
+    nan_a, nan_b = value_a != value_a, value_b != value_b
+    lower = index_a < index_b
+    first = (value_a > value_b) | ((value_a == value_b) & lower) | (nan_a & (lower | (nan_b == 0)))
+    return tl.where(first, value_a, value_b), tl.where(first, index_a, index_b)
+
+
+@triton.jit
+def _weight_rows(w, first, rows, columns, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr):
+    """Pointers of the tile's first K block. Rows beyond N read row N - 1 again: no mask in the loop."""
+    if N % BN == 0:
+        offsets = rows - first
+    else:
+        offsets = tl.minimum(rows, N - 1) - first
+    return w + first.to(tl.int64) * K + offsets[:, None] * K + columns[None, :]
+
+
+@triton.jit
+def _load_weights(tile, k, columns, K: tl.constexpr, BK: tl.constexpr):
+    if K % BK == 0:
+        return tl.load(tile + k, eviction_policy="evict_first")
+    else:
+        return tl.load(tile + k, mask=(columns + k < K)[None, :], other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _load_columns(x, k, columns, K: tl.constexpr, BK: tl.constexpr):
+    """``x[k + columns]`` of one row, zero beyond K."""
+    if K % BK == 0:
+        return tl.load(x + k + columns)
+    else:
+        return tl.load(x + k + columns, mask=columns + k < K, other=0.0)
+
+
+@triton.jit
+def _load_vector(vector, columns, N: tl.constexpr, BN: tl.constexpr):
+    """A float32 column of ``vector [N]``, or 0 where there is none."""
+    if vector is None:
+        return 0.0
+    elif N % BN == 0:
+        return tl.load(vector + columns)[:, None].to(tl.float32)
+    else:
+        return tl.load(vector + columns, mask=columns < N, other=0.0)[:, None].to(tl.float32)
+
+
+@triton.jit
+def _load_matrix(matrix, rows, columns, M, N: tl.constexpr):
+    """``matrix[rows, columns]`` as ``[columns, rows]``, or 0 where there is none."""
+    if matrix is None:
+        return 0.0
+    else:
+        mask = (rows[None, :] < M) & (columns[:, None] < N)
+        return tl.load(matrix + rows[None, :] * N + columns[:, None], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _load_squares(squares, rows, M, P: tl.constexpr, PP: tl.constexpr):
+    """The partial sums of squares ``[rows, PP]``, zero beyond P and M, or 0 where there are none."""
+    if squares is None:
+        return 0.0
+    else:
+        parts = tl.arange(0, PP)
+        mask = (rows[:, None] < M) & (parts[None, :] < P)
+        return tl.load(squares + rows[:, None] * P + parts[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _finish(
+    acc, out, residual, bias, gain, squares, scaled, squares_out, best_value, best_index, eps, inverse_width, M,
+    N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Norm, bias and the epilogue ``KIND`` on ``acc [BN, BM]``; ``residual``, ``bias``, ``gain`` and ``squares`` are
+    tiles that were loaded early."""
+    tile, tiles = tl.program_id(0), tl.num_programs(0)
+    rows = tl.arange(0, BM)
+    columns = tile * BN + tl.arange(0, BN)
+    live = rows < M
+    mask = live[None, :] & (columns[:, None] < N)
+    at = rows[None, :] * N + columns[:, None]
+    if inverse_width is not None:
+        acc *= tl.rsqrt(tl.sum(squares, 1) * inverse_width + eps)[None, :]
+    acc += bias
+    if KIND == "gated":
+        gate, up = tl.split(tl.permute(tl.reshape(acc, [BN // 2, 2, BM]), (0, 2, 1)))
+        half = tile * (BN // 2) + tl.arange(0, BN // 2)
+        value = gate / (1.0 + tl.exp(-gate)) * up
+        mask = live[None, :] & (half[:, None] < N // 2)
+        tl.store(out + rows[None, :] * (N // 2) + half[:, None], value.to(out.dtype.element_ty), mask=mask)
+    elif KIND == "head":
+        tl.store(out + at, acc, mask=mask)
+        index = tl.broadcast_to(columns[:, None], [BN, BM])
+        value, index = tl.reduce((tl.where(index < N, acc, -float("inf")), index), 0, larger)
+        tl.store(best_value + rows * tiles + tile, value, mask=live)
+        tl.store(best_index + rows * tiles + tile, index, mask=live)
+    else:
+        acc += residual
+        tl.store(out + at, acc.to(out.dtype.element_ty), mask=mask)
+        if scaled is not None:
+            tl.store(scaled + at, (acc * gain).to(scaled.dtype.element_ty), mask=mask)
+            own = tl.where(columns[:, None] < N, acc, 0.0)
+            tl.store(squares_out + rows * tiles + tile, tl.sum(own * own, 0), mask=live)
+
+
+@triton.jit
+def fma_linear(
+    x, w, out, residual, bias, gain, squares_in, scaled, squares_out, best_value, best_index, eps, inverse_width,
+    N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    STAGES: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One row. STAGES 0: the tile after the present one is in registers; else Triton's asynchronous copies."""
+    LAST: tl.constexpr = (K - 1) // BK * BK
+    tile = tl.program_id(0)
+    first = tile * BN
+    columns = first + tl.arange(0, BN)
+    inner = tl.arange(0, BK)
+    row = tl.arange(0, 1)
+    weights = _weight_rows(w, first, columns, inner, N, K, BN)
+    bias_tile = _load_vector(bias, columns, N, BN)
+    gain_tile = _load_vector(gain, columns, N, BN)
+    acc = tl.zeros([BN, BK], tl.float32)
+    if STAGES == 0:
+        present = _load_weights(weights, 0, inner, K, BK)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    squares = _load_squares(squares_in, row, 1, P, PP)
+    residual_tile = _load_matrix(residual, row, columns, 1, N)
+    if STAGES == 0:
+        for k in range(BK, LAST + 1, BK):
+            following = _load_weights(weights, k, inner, K, BK)
+            # Only the last block can reach beyond K, and this is the one before it.
+            acc += present.to(tl.float32) * tl.load(x + k - BK + inner).to(tl.float32)[None, :]
+            present = following
+        acc += present.to(tl.float32) * _load_columns(x, LAST, inner, K, BK).to(tl.float32)[None, :]
+    else:
+        for k in tl.range(0, K, BK, num_stages=STAGES):
+            present = _load_weights(weights, k, inner, K, BK)
+            acc += present.to(tl.float32) * _load_columns(x, k, inner, K, BK).to(tl.float32)[None, :]
+    _finish(
+        tl.sum(acc, 1)[:, None], out, residual_tile, bias_tile, gain_tile, squares, scaled, squares_out,
+        best_value, best_index, eps, inverse_width, 1, N, BN, 1, KIND,
+    )  # fmt: skip
+
+
+@triton.jit
+def _dot(w, x, acc, UPCAST: tl.constexpr):
+    """``acc + w x``; the interpreter's dot knows no bfloat16."""
+    if UPCAST:
+        return tl.dot(w.to(tl.float32), x.to(tl.float32), acc)
+    else:
+        return tl.dot(w, x, acc)
+
+
+@triton.jit
+def _load_x(x, k, rows, inner, M, K: tl.constexpr, BK: tl.constexpr):
+    """``x[rows, k + inner]`` as ``[BK, BM]``, zero beyond M and K."""
+    mask = rows[None, :] < M
+    if K % BK != 0:
+        mask &= (inner + k < K)[:, None]
+    return tl.load(x + rows[None, :] * K + inner[:, None] + k, mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=["M"])
+def dot_linear(
+    x, w, out, residual, bias, gain, squares_in, scaled, squares_out, best_value, best_index, partial, arrived,
+    eps, inverse_width, M,
+    N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, KIND: tl.constexpr,
+    UPCAST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """``M <= BM`` rows; program (i, s) computes part s of K for the i-th BN columns of the result.
+
+    The programs of one tile leave their parts in ``partial [tiles, SPLIT, BN, BM]``; the last to arrive (counted in
+    ``arrived [tiles]``, which it sets back to 0) adds them in the order of s: the same bits whoever is last.
+    """
+    SPAN: tl.constexpr = ((K - 1) // BK // SPLIT + 1) * BK
+    tile, part = tl.program_id(0), tl.program_id(1)
+    first = tile * BN
+    columns = first + tl.arange(0, BN)
+    inner = tl.arange(0, BK)
+    rows = tl.arange(0, BM)
+    weights = _weight_rows(w, first, columns, inner, N, K, BN)
+    bias_tile = _load_vector(bias, columns, N, BN)
+    gain_tile = _load_vector(gain, columns, N, BN)
+    acc = tl.zeros([BN, BM], tl.float32)
+    begin = part * SPAN
+    if PREFETCH:
+        present = _load_weights(weights, begin, inner, K, BK)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    squares = _load_squares(squares_in, rows, M, P, PP)
+    residual_tile = _load_matrix(residual, rows, columns, M, N)
+    start = begin
+    if PREFETCH:
+        acc = _dot(present, _load_x(x, begin, rows, inner, M, K, BK), acc, UPCAST)
+        start += BK
+    # A constant number of rounds where the parts are equal: the compiler then knows the loop's length.
+    stop = begin + SPAN if K % (SPLIT * BK) == 0 else tl.minimum(begin + SPAN, K)
+    for k in tl.range(start, stop, BK, num_stages=STAGES):
+        block = _load_weights(weights, k, inner, K, BK)
+        acc = _dot(block, _load_x(x, k, rows, inner, M, K, BK), acc, UPCAST)
+    last = True
+    if SPLIT > 1:
+        place = partial + tile * (SPLIT * BN * BM) + tl.arange(0, BN)[:, None] * BM + rows[None, :]
+        tl.store(place + part * (BN * BM), acc)
+        tl.debug_barrier()
+        last = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+        if last:
+            tl.store(arrived + tile, 0)
+            acc = tl.zeros([BN, BM], tl.float32)
+            for s in tl.static_range(SPLIT):
+                acc += tl.load(place + s * (BN * BM), cache_modifier=".cg")
+    if last:
+        _finish(
+            acc, out, residual_tile, bias_tile, gain_tile, squares, scaled, squares_out, best_value, best_index,
+            eps, inverse_width, M, N, BN, BM, KIND,
+        )  # fmt: skip
