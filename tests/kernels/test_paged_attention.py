@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -62,6 +63,7 @@ def run_both(
     *,
     dtype: str = "float32",
     norm: QKNorm | None = None,
+    window: int | None = None,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, KVPool, KVPool]:
     """Both forms on the same pool content: ``(fast, reference, fast's pool, reference's pool)``."""
@@ -74,7 +76,7 @@ def run_both(
     segments = make_segments(lengths, pools[0], seed)
     rows = sum(count for _, count in lengths)
     qkv = torch.randn(rows, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, generator=generator)
-    layer = AttentionParams(1, spec, norm)
+    layer = AttentionParams(1, spec, norm, window)
     context = AttentionContext.build(pools[0], segments)
     context.begin([spec], torch.cat([torch.arange(s.start, s.end) for s in segments]))
     # The block a step begins is zeroed past its tokens, which the reference has no need of.
@@ -115,6 +117,78 @@ def test_qk_norm_equals_the_reference() -> None:
     assert (pool.storage - reference_pool.storage).abs().max() < TOLERANCE["float32"]
 
 
+def make_slopes(heads: int) -> Tensor:
+    return 2.0 ** -torch.linspace(0.5, 6.0, heads)
+
+
+KINDS: dict[str, dict[str, object]] = {
+    "alibi": {"rope": None, "alibi": True},
+    "alibi and rope": {"alibi": True},
+    "no positions": {"rope": None},
+    "softcap": {"softcap": 1.5},
+    "softcap and scale": {"softcap": 2.0, "scale_override": 0.5},
+    "everything": {"softcap": 2.0, "scale_override": 0.3, "alibi": True},
+}
+
+
+def make_kind(spec: AttentionSpec, changes: dict[str, object]) -> AttentionSpec:
+    given = dict(changes)
+    slopes = make_slopes(spec.num_heads) if given.pop("alibi", False) else None
+    return dataclasses.replace(spec, alibi_slopes=slopes, **given)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [None, 1, 16, 20, 47, 1000])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_kind_equals_the_reference(kind: dict[str, object], window: int | None, dtype: str) -> None:
+    spec = make_kind(make_spec(16, 2, 3), kind)
+    for seed, lengths in enumerate(MIXES):
+        fast, expected, _, _ = run_both(spec, lengths, dtype=dtype, window=window, seed=seed)
+        assert (fast - expected).abs().max() < TOLERANCE[dtype], lengths
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 31, 32, 33, 40])
+def test_window_edges_equal_the_reference(window: int) -> None:
+    """Contexts one shorter than the window, as long, and one longer; chunks that begin before and end after it."""
+    spec = make_spec(8, 2, 2)
+    starts = sorted({max(0, window + shift) for shift in (-2, -1, 0, 1, 15, 16, 17)})
+    for lengths in ([(start, 1) for start in starts], [(start, 5) for start in starts], [(0, window + 20), (3, 150)]):
+        fast, expected, _, _ = run_both(spec, lengths, window=window, seed=window)
+        assert (fast - expected).abs().max() < TOLERANCE["float32"], lengths
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_blocks_outside_a_window_are_not_read(count: int) -> None:
+    """Their numbers may be anything, even where the block table names a block that does not exist any more."""
+    spec = make_spec(16, 1, 2)
+    pool = make_pool(spec, 8)
+    pool.storage[3:] = 0.5
+    segment = Segment(torch.tensor([0, 1, 10**6, 4, 5]), 70, count)
+    context = AttentionContext.build(pool, [segment])
+    context.begin([spec], torch.arange(70, 70 + count))
+    layer = AttentionParams(0, spec, window=20)
+    assert bool(torch.isfinite(context.attend(layer, torch.randn(count, 4 * 16))).all())
+
+
+def test_layers_of_two_specs_and_windows_share_a_step() -> None:
+    specs = [make_spec(8, 2, 2), AttentionSpec(4, 2, 8, RopeTable(torch.tensor([1.0, 0.5, 0.2, 0.1])))]
+    layers = [
+        AttentionParams(0, specs[0]),
+        AttentionParams(1, specs[1], window=9),
+        AttentionParams(0, specs[0], window=3),
+    ]
+    pools = [make_pool(specs[0], 16) for _ in range(2)]
+    for pool in pools:
+        pool.storage.fill_(0.1)
+    segments = make_segments([(30, 1), (12, 20), (2, 1)], pools[0], 0)
+    context = AttentionContext.build(pools[0], segments)
+    context.begin(specs, torch.cat([torch.arange(s.start, s.end) for s in segments]))
+    for layer in layers:
+        qkv = torch.randn(22, 8 * 8)
+        expected = reference.attend(pools[1], segments, layer, qkv)
+        assert (context.attend(layer, qkv) - expected).abs().max() < TOLERANCE["float32"]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(
@@ -122,28 +196,36 @@ def test_qk_norm_equals_the_reference() -> None:
     ),
     kv_heads=st.integers(1, 3),
     group=st.integers(1, 5),
+    window=st.one_of(st.none(), st.integers(1, 60)),
+    kind=st.sampled_from([{}, *KINDS.values()]),
 )
-def test_any_mix_equals_the_reference(lengths: list[tuple[int, int]], kv_heads: int, group: int) -> None:
-    fast, expected, _, _ = run_both(make_spec(8, kv_heads, group), lengths, seed=len(lengths))
+def test_any_mix_equals_the_reference(
+    lengths: list[tuple[int, int]], kv_heads: int, group: int, window: int | None, kind: dict[str, object]
+) -> None:
+    spec = make_kind(make_spec(8, kv_heads, group), kind)
+    fast, expected, _, _ = run_both(spec, lengths, window=window, seed=len(lengths))
     assert (fast - expected).abs().max() < TOLERANCE["float32"]
 
 
-def test_query_tiles_cover_a_long_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("window", [None, 7, 50])
+def test_query_tiles_cover_a_long_chunk(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "QUERY_TILE", 32)
     monkeypatch.setattr(cpu, "MAX_SCORES", 1)
-    fast, expected, _, _ = run_both(make_spec(8, 2, 2), [(5, 75)])
+    fast, expected, _, _ = run_both(make_spec(8, 2, 2), [(5, 75)], window=window)
     assert (fast - expected).abs().max() < TOLERANCE["float32"]
 
 
 def test_rows_of_very_different_length_are_padded_apart() -> None:
     table = torch.arange(200)
-    rows = [
-        (0, Segment(table, 2000, 1)),
-        (1, Segment(table, 5, 1)),
-        (2, Segment(table, 1990, 1)),
-        (3, Segment(table, 9, 1)),
-    ]
-    assert [[row for row, _ in group] for group in cpu._group_by_length(rows, 16)] == [[0, 2], [1, 3]]
+    lengths = [2000, 5, 1990, 9]
+    rows = [cpu._Single(row, Segment(table, start, 1), 0) for row, start in enumerate(lengths)]
+    assert [[single.row for single in group] for group in cpu._group_by_length(rows, 16)] == [[0, 2], [1, 3]]
+
+
+def test_a_window_makes_long_and_short_rows_alike() -> None:
+    table = torch.arange(200)
+    rows = [cpu._Single(0, Segment(table, 2000, 1), 124), cpu._Single(1, Segment(table, 5, 1), 0)]
+    assert len(cpu._group_by_length(rows, 16)) == 1
 
 
 def test_only_own_slots_are_written() -> None:
@@ -210,6 +292,14 @@ def test_wrong_use_is_refused() -> None:
         context.begin([spec], torch.arange(3))
     with pytest.raises(ValueError, match="multiple of num_kv_heads"):
         AttentionSpec(5, 2, 8, spec.rope)
+    with pytest.raises(ValueError, match="must be even"):
+        AttentionSpec(2, 2, 9, spec.rope)
+    with pytest.raises(ValueError, match=r"each of the 2 query heads, got shape \[3\]"):
+        AttentionSpec(2, 2, 8, None, alibi_slopes=torch.ones(3))
+    with pytest.raises(ValueError, match="softcap must be above 0"):
+        AttentionSpec(2, 2, 8, None, softcap=0.0)
+    with pytest.raises(ValueError, match="at least the token itself, got 0"):
+        AttentionParams(0, spec, window=0)
     with pytest.raises(ValueError, match="float8_e4m3"):
         KVPool(KVFormat(dtype="float8_e4m3", layers=1, kv_heads=1, head_dim=8), 1)
     with pytest.raises(ValueError, match="at least one block"):

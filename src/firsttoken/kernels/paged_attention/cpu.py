@@ -4,12 +4,14 @@ Rows that compute one token are batched; each longer chunk is computed alone, in
 own last key. ``scaled_dot_product_attention`` is not used: with bfloat16 and one query it is many times slower on the
 CPU than the same sum by ``bmm``.
 
-All indices are made once a step, for layer 0; the pool's per-layer views make them valid for every layer.
+All indices are made once a step, for layer 0; the pool's per-layer views make them valid for every layer. Layers of
+another window or another spec have tiles of their own, also made once a step; blocks outside a window are not read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,15 +39,16 @@ class AttentionContext:
     not turn into NaN. A block that a step begins but does not fill is zeroed first, whatever was in it.
     """
 
-    __slots__ = ("_chunks", "_groups", "_num_tokens", "_pool", "_rotations", "_write_rows")
+    __slots__ = ("_longest", "_num_tokens", "_pool", "_readers", "_rotations", "_segments", "_write_rows")
 
-    def __init__(self, pool: KVPool, groups: list[_DecodeGroup], chunks: list[_Chunk], write_rows: Tensor) -> None:
+    def __init__(self, pool: KVPool, segments: Sequence[Segment], write_rows: Tensor) -> None:
         self._pool = pool
-        self._groups = groups
-        self._chunks = chunks
+        self._segments = segments
+        self._longest = max(segment.end for segment in segments)
         self._write_rows = write_rows
         self._num_tokens = write_rows.shape[0] // (2 * pool.format.kv_heads)
         self._rotations: dict[AttentionSpec, Tensor] | None = None
+        self._readers: dict[tuple[AttentionSpec, int | None], _Reader] = {}
 
     @classmethod
     @torch.inference_mode()
@@ -61,15 +64,7 @@ class AttentionContext:
                     f"({block_tokens} a block): append blocks before the step"
                 )
         _zero_begun_blocks(pool, segments)
-        rows, singles, chunks = 0, [], []
-        for segment in segments:
-            if segment.count == 1:
-                singles.append((rows, segment))
-            else:
-                chunks.append(_Chunk(pool, segment, rows))
-            rows += segment.count
-        groups = [_DecodeGroup(pool, group) for group in _group_by_length(singles, block_tokens)]
-        return cls(pool, groups, chunks, _write_rows(pool, segments))
+        return cls(pool, segments, _write_rows(pool, segments))
 
     @torch.inference_mode()
     def begin(self, specs: Sequence[AttentionSpec], positions: Tensor) -> None:
@@ -89,20 +84,64 @@ class AttentionContext:
         wide = heads.float()
         if layer.qk_norm is not None:
             wide = _normalise(wide, spec, layer.qk_norm)
-        pairs = torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2))
-        rotated = torch.view_as_real(pairs * self._rotations[spec]).view(wide.shape)
-        q = rotated[:, : spec.num_heads]
-        new = rotated[:, spec.num_heads :].to(pool.storage.dtype).reshape(-1, spec.head_dim)
+        if spec.rope is not None:
+            pairs = torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2))
+            wide = torch.view_as_real(pairs * self._rotations[spec]).view(wide.shape)
+            q = wide[:, : spec.num_heads]
+        else:
+            q = wide[:, : spec.num_heads] * spec.scale
+        new = wide[:, spec.num_heads :].to(pool.storage.dtype).reshape(-1, spec.head_dim)
         pool.token_rows[layer.layer].index_copy_(0, self._write_rows, new)
-        tiles = pool.tile_rows[layer.layer]
+        return self._reader(spec, layer.window).attend(pool.tile_rows[layer.layer], q, qkv.dtype)
+
+    def _reader(self, spec: AttentionSpec, window: int | None) -> _Reader:
+        if window is not None and window >= self._longest:
+            window = None
+        reader = self._readers.get((spec, window))
+        if reader is None:
+            reader = self._readers[spec, window] = _Reader(self._pool, self._segments, spec, window)
+        return reader
+
+
+class _Reader:
+    """The tiles that each row reads in layers of one spec and window, and the sums over them."""
+
+    __slots__ = ("_chunks", "_groups", "_num_tokens", "_spec")
+
+    def __init__(self, pool: KVPool, segments: Sequence[Segment], spec: AttentionSpec, window: int | None) -> None:
+        rows, singles = 0, []
+        self._spec = spec
+        self._chunks: list[_Chunk] = []
+        for segment in segments:
+            if segment.count == 1:
+                singles.append(_Single(rows, segment, _first_block(segment, window, pool)))
+            else:
+                self._chunks.append(_Chunk(pool, segment, rows, spec, window))
+            rows += segment.count
+        self._num_tokens = rows
+        groups = _group_by_length(singles, pool.format.block_tokens)
+        self._groups = [_DecodeGroup(pool, group, spec, window) for group in groups]
+
+    def attend(self, tiles: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
+        """``q [T, Hq, D]`` float32, rotated and scaled, over a layer's ``tiles`` -> ``[T, Hq * D]`` in ``dtype``."""
         if len(self._groups) == 1 and not self._chunks and self._groups[0].in_order:
-            return self._groups[0].attend(spec, tiles, q).to(qkv.dtype)
-        out = torch.empty(qkv.shape[0], spec.num_heads * spec.head_dim, dtype=qkv.dtype, device=qkv.device)
+            return self._groups[0].attend(tiles, q).to(dtype)
+        spec = self._spec
+        out = torch.empty(self._num_tokens, spec.num_heads * spec.head_dim, dtype=dtype, device=q.device)
         for group in self._groups:
-            out[group.rows] = group.attend(spec, tiles, q[group.rows]).to(out.dtype)
+            out[group.rows] = group.attend(tiles, q[group.rows]).to(dtype)
         for chunk in self._chunks:
-            chunk.attend(spec, tiles, q, out)
+            chunk.attend(tiles, q, out)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """A row that computes one token; its keys begin with block ``first_block`` of its table."""
+
+    row: int
+    segment: Segment
+    first_block: int
 
 
 class _DecodeGroup:
@@ -111,70 +150,144 @@ class _DecodeGroup:
     A row is padded with its own last block, never with another's: what is masked is also never a stranger's data.
     """
 
-    __slots__ = ("count", "dtype", "gathered", "in_order", "mask", "rows", "tiles")
+    __slots__ = ("_spec", "count", "dtype", "gathered", "in_order", "mask", "rows", "tiles")
 
-    def __init__(self, pool: KVPool, members: list[tuple[int, Segment]]) -> None:
+    def __init__(self, pool: KVPool, members: list[_Single], spec: AttentionSpec, window: int | None) -> None:
         f = pool.format
-        indices = [row for row, _ in members]
+        indices = [member.row for member in members]
+        self._spec = spec
         self.count = len(members)
         self.rows = torch.tensor(indices)
         self.in_order = indices == list(range(self.count))
-        held = [f.blocks_for(segment.end) for _, segment in members]
-        widest = max(held)
-        tables = torch.stack(
-            [_padded(segment.block_table[:blocks], widest) for (_, segment), blocks in zip(members, held, strict=True)]
-        )
+        held = [member.segment.block_table[member.first_block : f.blocks_for(member.segment.end)] for member in members]
+        widest = max(len(table) for table in held)
+        tables = torch.stack([_padded(table, widest) for table in held])
         # [2, rows, kv_heads, blocks]: the gather gives K and V as contiguous [rows * kv_heads, context, head_dim].
         self.tiles = _tile_index(pool, tables[None, :, None, :], (2, 1, f.kv_heads, 1))
         # One buffer for all layers: a fresh one each would cost its page faults again and again.
         self.gathered = torch.empty(self.tiles.shape[0], f.block_tokens * f.head_dim, dtype=pool.storage.dtype)
         few = self.count * widest * f.block_tokens <= FLOAT32_KEYS
         self.dtype = torch.float32 if few else pool.storage.dtype
-        ends = torch.tensor([segment.end for _, segment in members]).repeat_interleave(f.kv_heads)
-        beyond = torch.arange(widest * f.block_tokens) >= ends[:, None, None]
-        self.mask = torch.zeros(beyond.shape, dtype=self.dtype).masked_fill_(beyond, float("-inf"))
+        ends = [member.segment.end - member.first_block * f.block_tokens for member in members]
+        self.mask = self._mask(torch.tensor(ends), widest * f.block_tokens, window)
 
-    def attend(self, spec: AttentionSpec, tiles: Tensor, q: Tensor) -> Tensor:
+    def _mask(self, ends: Tensor, width: int, window: int | None) -> Tensor:
+        """What is added to the scores, ``[rows * kv_heads, 1 or group, width]``; ``ends [rows]`` counts from a row's
+        first key."""
+        spec = self._spec
+        ends = ends.repeat_interleave(spec.num_kv_heads)[:, None, None]
+        keys = torch.arange(width)
+        hidden = keys >= ends
+        if window is not None:
+            hidden |= keys < ends - window
+        if spec.alibi_slopes is None:
+            bias = torch.zeros(hidden.shape, dtype=self.dtype)
+        else:
+            slopes = spec.alibi_slopes.view(spec.num_kv_heads, spec.group, 1).repeat(self.count, 1, 1)
+            bias = (slopes * (keys - (ends - 1))).to(self.dtype)
+        return bias.masked_fill_(hidden, float("-inf"))
+
+    def attend(self, tiles: Tensor, q: Tensor) -> Tensor:
         """``q [rows, Hq, D]`` float32, rotated and scaled -> ``[rows, Hq * D]``."""
+        spec = self._spec
         batch = self.count * spec.num_kv_heads
         torch.index_select(tiles, 0, self.tiles, out=self.gathered)
         keys, values = self.gathered.to(self.dtype).view(2, batch, -1, spec.head_dim).unbind(0)
         queries = q.to(self.dtype).reshape(batch, spec.group, spec.head_dim)
-        scores = torch.baddbmm(self.mask, queries, keys.transpose(1, 2))
+        if spec.softcap is None:
+            scores = torch.baddbmm(self.mask, queries, keys.transpose(1, 2))
+        else:
+            scores = _capped(torch.bmm(queries, keys.transpose(1, 2)), spec.softcap).add_(self.mask)
         return torch.bmm(scores.softmax(-1), values).view(self.count, -1)
 
 
 class _Chunk:
-    """Several consecutive tokens of one request: causal among themselves, all of the context before them."""
+    """Several consecutive tokens of one request: causal among themselves, all of the context before them that the
+    window leaves."""
 
-    __slots__ = ("gathered", "row", "segment", "tiles", "triangle")
+    __slots__ = (
+        "_distances",
+        "_first_key",
+        "_row",
+        "_segment",
+        "_slopes",
+        "_spec",
+        "_window",
+        "gathered",
+        "tiles",
+        "triangle",
+    )
 
-    def __init__(self, pool: KVPool, segment: Segment, row: int) -> None:
+    def __init__(self, pool: KVPool, segment: Segment, row: int, spec: AttentionSpec, window: int | None) -> None:
         f = pool.format
-        self.segment = segment
-        self.row = row
-        table = segment.block_table[: f.blocks_for(segment.end)]
+        self._segment = segment
+        self._row = row
+        self._spec = spec
+        self._window = window
+        first_block = _first_block(segment, window, pool)
+        self._first_key = first_block * f.block_tokens
+        table = segment.block_table[first_block : f.blocks_for(segment.end)]
         self.tiles = _tile_index(pool, table[None, None, :], (2, f.kv_heads, 1))
         self.gathered = torch.empty(self.tiles.shape[0], f.block_tokens * f.head_dim, dtype=pool.storage.dtype)
         size = min(segment.count, QUERY_TILE)
         self.triangle = torch.full((size, size), float("-inf"), dtype=pool.storage.dtype).triu_(1)
 
-    def attend(self, spec: AttentionSpec, tiles: Tensor, q: Tensor, out: Tensor) -> None:
+    def attend(self, tiles: Tensor, q: Tensor, out: Tensor) -> None:
         """Fill this chunk's rows of ``out [T, Hq * D]`` from its rows of ``q [T, Hq, D]`` float32."""
+        spec, segment = self._spec, self._segment
         kv_heads, group, d = spec.num_kv_heads, spec.group, spec.head_dim
         torch.index_select(tiles, 0, self.tiles, out=self.gathered)
         keys, values = self.gathered.view(2, kv_heads, -1, d).unbind(0)
-        size = max(16, min(QUERY_TILE, MAX_SCORES // (spec.num_heads * self.segment.end)))
-        for first in range(0, self.segment.count, size):
-            n = min(size, self.segment.count - first)
-            rows = slice(self.row + first, self.row + first + n)
-            end = self.segment.start + first + n
+        size = max(16, min(QUERY_TILE, MAX_SCORES // (spec.num_heads * (segment.end - self._first_key))))
+        for first in range(0, segment.count, size):
+            n = min(size, segment.count - first)
+            rows = slice(self._row + first, self._row + first + n)
+            seen = self._seen(segment.start + first, n)
             queries = q[rows].view(n, kv_heads, group, d).permute(1, 2, 0, 3).to(keys.dtype)
             queries = queries.reshape(kv_heads, group * n, d)
-            scores = torch.bmm(queries, keys[:, :end].transpose(1, 2))
-            scores.view(kv_heads, group, n, end)[..., end - n :].add_(self.triangle[:n, :n])
-            mixed = torch.bmm(scores.softmax(-1), values[:, :end]).view(kv_heads, group, n, d)
+            scores = torch.bmm(queries, keys[:, seen].transpose(1, 2))
+            self._bias(scores.view(kv_heads, group, n, -1), segment.start + first)
+            mixed = torch.bmm(scores.softmax(-1), values[:, seen]).view(kv_heads, group, n, d)
             out[rows].view(n, kv_heads, group, d).copy_(mixed.permute(2, 0, 1, 3))
+
+    def _seen(self, position: int, n: int) -> slice:
+        """The gathered keys that the ``n`` queries from ``position`` on see."""
+        oldest = _oldest(position, self._window)
+        return slice(oldest - self._first_key, position + n - self._first_key)
+
+    def _bias(self, scores: Tensor, position: int) -> None:
+        """Cap, slope and mask ``scores [Hkv, group, n, keys]`` of the queries from ``position`` on, in place."""
+        n, width = scores.shape[2:]
+        spec, triangle = self._spec, self.triangle[:n, :n]
+        if spec.softcap is not None:
+            _capped(scores, spec.softcap)
+        if spec.alibi_slopes is not None:
+            slopes = spec.alibi_slopes.view(spec.num_kv_heads, spec.group, 1, 1).to(scores.dtype)
+            # The last key is the last query's own.
+            distance = torch.arange(width)[None, :] - torch.arange(width - n, width)[:, None]
+            scores.addcmul_(slopes, distance.to(scores.dtype))
+        scores[..., width - n :].add_(triangle)
+        if self._window is not None:
+            # Query i loses the i oldest of the keys that a full window before query 0 holds; those before position
+            # 0 do not exist.
+            absent = max(0, self._window - 1 - position)
+            if absent < n:
+                scores[..., : n - absent].add_(triangle.t()[:, absent:])
+
+
+def _capped(scores: Tensor, cap: float) -> Tensor:
+    """``cap * tanh(scores / cap)``, in place."""
+    return scores.div_(cap).tanh_().mul_(cap)
+
+
+def _oldest(position: int, window: int | None) -> int:
+    """The first position that the token at ``position`` sees."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def _first_block(segment: Segment, window: int | None, pool: KVPool) -> int:
+    """Index in the segment's table of the first block that its first token sees."""
+    return _oldest(segment.start, window) // pool.format.block_tokens
 
 
 def _rotation(spec: AttentionSpec, rope: RopeTable, positions: Tensor) -> Tensor:
@@ -236,15 +349,19 @@ def _zero_begun_blocks(pool: KVPool, segments: Sequence[Segment]) -> None:
         pool.storage.index_fill_(0, torch.stack(begun), 0)
 
 
-def _group_by_length(singles: list[tuple[int, Segment]], block_tokens: int) -> list[list[tuple[int, Segment]]]:
+def _group_by_length(singles: list[_Single], block_tokens: int) -> list[list[_Single]]:
     """Split rows so that one long row doesn't make all others pay; within a group the order of rows is kept."""
-    groups: list[list[tuple[int, Segment]]] = []
+    groups: list[list[_Single]] = []
     waste = widest = 0
-    for row, segment in sorted(singles, key=lambda single: -single[1].end):
-        blocks = -(-segment.end // block_tokens)
+
+    def held(single: _Single) -> int:
+        return -(-single.segment.end // block_tokens) - single.first_block
+
+    for single in sorted(singles, key=lambda single: -held(single)):
+        blocks = held(single)
         waste += widest - blocks
         if not groups or waste > PADDED_BLOCKS:
             groups.append([])
             waste, widest = 0, blocks
-        groups[-1].append((row, segment))
-    return [sorted(group, key=lambda single: single[0]) for group in groups]
+        groups[-1].append(single)
+    return [sorted(group, key=lambda single: single.row) for group in groups]
