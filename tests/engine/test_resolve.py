@@ -10,7 +10,9 @@ from firsttoken.checkpoint.checkpoint import TensorInfo
 from firsttoken.checkpoint.model_config import ModelConfig, RopeConfig
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
-from firsttoken.engine.resolve import GIB, MIB, Machine, resolve
+from firsttoken.devices.cpu import CPUDevice, CPUFacts
+from firsttoken.devices.cuda import CUDADevice
+from firsttoken.engine.resolve import GIB, MIB, resolve
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -28,11 +30,11 @@ CONFIG = ModelConfig(
 # 100 million weights.
 TENSORS = SimpleNamespace(infos=lambda: {"w": TensorInfo("w", (10_000, 10_000), "Q4_1", 62_500_000)})
 CHECKPOINT = SimpleNamespace(name="m", config=CONFIG, tensors=TENSORS)
-LAPTOP = Machine(cuda=False, cpu_threads=2, fast_bf16=True, free_memory=8 * GIB)
+LAPTOP = CPUFacts(threads=2, fast_bf16=True, free_memory=8 * GIB)
 
 
 def _resolve(machine=LAPTOP, **args):
-    return resolve(EngineArgs(**args), CHECKPOINT, machine)
+    return resolve(EngineArgs(**args), CHECKPOINT, [CUDADevice(), CPUDevice(machine)])[1]
 
 
 def test_a_laptop_gets_packed_bfloat16_and_the_whole_length():
@@ -48,7 +50,7 @@ def test_a_laptop_gets_packed_bfloat16_and_the_whole_length():
 
 def test_every_choice_has_a_reason():
     said = []
-    resolve(EngineArgs(), CHECKPOINT, LAPTOP, said.append)
+    resolve(EngineArgs(), CHECKPOINT, [CPUDevice(LAPTOP)], said.append)
     assert [line.split(" = ")[0] for line in said] == [
         "device",
         "quantization",
@@ -65,7 +67,7 @@ def test_unpacked_weights_are_float32_on_the_cpu():
 
 
 def test_an_old_cpu_gets_unpacked_float32():
-    old = Machine(cuda=False, cpu_threads=4, fast_bf16=False, free_memory=8 * GIB)
+    old = CPUFacts(threads=4, fast_bf16=False, free_memory=8 * GIB)
     executor = _resolve(old).executor
     assert (executor.quantization, executor.dtype) == ("none", "float32")
     with pytest.raises(ConfigError, match="AVX-512"):
@@ -87,7 +89,7 @@ def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"device": "cuda"}, "device 'cuda' is not supported by this version"),
+        ({"device": "cuda"}, "device 'cuda' cannot be used: this torch is built without CUDA; use --device cpu"),
         ({"threads": 0}, "threads must be at least 1"),
         ({"prefill_tokens": 0}, "prefill_tokens must be at least 1"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
@@ -113,7 +115,7 @@ def test_what_cannot_be_honoured_is_refused(args, words):
 
 
 def test_weights_that_cannot_fit_are_refused_with_the_numbers():
-    small = Machine(cuda=False, cpu_threads=2, fast_bf16=True, free_memory=150_000_000)
+    small = CPUFacts(threads=2, fast_bf16=True, free_memory=150_000_000)
     with pytest.raises(ConfigError, match=r"the weights of m take 0\.2 GiB in bfloat16, but only 0\.1 GiB .* are free"):
         _resolve(small)
 

@@ -18,8 +18,9 @@ from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.checkpoint.shapes import SHAPES, tensor_shapes
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead
+from firsttoken.devices.cpu import CPUDevice, CPUFacts
 from firsttoken.engine.launch import start_process, start_thread
-from firsttoken.engine.resolve import Machine, resolve
+from firsttoken.engine.resolve import resolve
 from firsttoken.executor.torch_executor import TorchExecutor
 from firsttoken.frontend.link import EngineLink
 from firsttoken.observability.logging import setup_logging
@@ -57,7 +58,11 @@ def start(request):
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        ({"model": TINY, "device": "cuda"}, ConfigError, "^device 'cuda' is not supported"),
+        (
+            {"model": TINY, "device": "cuda"},
+            ConfigError,
+            "^device 'cuda' cannot be used: this torch is built without CUDA",
+        ),
         ({"model": TINY, "max_model_len": 999999}, ConfigError, "^max_model_len must be 1 to 512"),
         ({"model": "random:nonsense"}, CheckpointError, "^random:nonsense: 'nonsense' is not a known shape"),
     ],
@@ -77,8 +82,8 @@ def test_an_option_of_a_wrong_type_is_refused_before_anything_starts(start, args
 
 def test_an_executor_that_cannot_start_says_so_instead_of_waiting():
     checkpoint = open_checkpoint(TINY)
-    machine = Machine(cuda=False, cpu_threads=1, fast_bf16=False, free_memory=1 << 32)
-    config = resolve(EngineArgs(model=TINY, max_num_seqs=1), checkpoint, machine).executor
+    device = CPUDevice(CPUFacts(threads=1, fast_bf16=False, free_memory=1 << 32))
+    config = resolve(EngineArgs(model=TINY, max_num_seqs=1), checkpoint, [device])[1].executor
     with pytest.raises(Exception, match="num_threads"):
         TorchExecutor.load(dataclasses.replace(config, threads=1.5), checkpoint)
 

@@ -95,9 +95,7 @@ class Option:
 
 ENGINE_OPTIONS: dict[str, Option] = {
     "served_model_name": Option("name that clients use for the model (default: the model's own)", metavar="NAME"),
-    "device": Option(
-        "where to compute; this version computes on the CPU only (default: auto)", choices=("auto", "cpu", "cuda")
-    ),
+    "device": Option("where to compute: cpu, cuda, or a registered device (default: auto)", metavar="DEVICE"),
     "dtype": Option(
         "type of activations and unpacked weights (default: auto)", choices=("auto", "float32", "bfloat16")
     ),

@@ -11,12 +11,12 @@ from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import naming_file
 from firsttoken.core.plan import RowStart, RowWork, StepPlan
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.devices.registry import known_devices
 from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.loop import EngineLoop
-from firsttoken.engine.resolve import Machine, resolve
+from firsttoken.engine.resolve import resolve
 from firsttoken.engine.start_account import StartAccount
 from firsttoken.executor.interface import Executor
-from firsttoken.executor.torch_executor import TorchExecutor
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler.budget import TokenCap
 from firsttoken.scheduler.config import SchedulerConfig
@@ -36,10 +36,10 @@ def build_engine(args: EngineArgs, channel: EngineEnd, account: StartAccount) ->
     """
     checkpoint = open_checkpoint(args.model, offline=args.offline)
     account.close("checkpoint")
-    config = resolve(args, checkpoint, Machine.detect(), say=lambda text: log.info("%s", text))
+    device, config = resolve(args, checkpoint, known_devices(), say=lambda text: log.info("%s", text))
     account.close("other")
     with naming_file(checkpoint.path):
-        executor = TorchExecutor.load(config.executor, checkpoint)
+        executor = device.load(config.executor, checkpoint)
     account.close("weights")
     warm_up(executor, config, checkpoint)
     account.close("warm_up")

@@ -10,7 +10,8 @@ from firsttoken.core.kv_format import KVFormat
 @dataclass(frozen=True, kw_only=True)
 class ExecutorConfig:
     """``threads`` is for CPU compute (at most so many when ``adaptive_threads``, which leaves cores to other programs),
-    ``max_model_len`` in tokens, ``kv_blocks`` in blocks of ``kv_format``."""
+    ``max_model_len`` and ``max_step_tokens`` (the most that one step computes) in tokens, ``kv_blocks`` in blocks of
+    ``kv_format``."""
 
     device: str
     dtype: str
@@ -19,5 +20,6 @@ class ExecutorConfig:
     kv_blocks: int
     max_num_seqs: int
     max_model_len: int
+    max_step_tokens: int
     threads: int
     adaptive_threads: bool

@@ -15,4 +15,4 @@ def build_layer(builder: LayerBuilder) -> DecoderLayer:
     return builder.layer()
 
 
-register(Family(layer_tensors, build_layer), "LlamaForCausalLM", "MistralForCausalLM")
+register(Family(layer_tensors, build_layer, fused=True), "LlamaForCausalLM", "MistralForCausalLM")

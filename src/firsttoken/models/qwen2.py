@@ -21,4 +21,4 @@ def build_layer(builder: LayerBuilder) -> DecoderLayer:
     return builder.layer()
 
 
-register(Family(layer_tensors, build_layer), "Qwen2ForCausalLM")
+register(Family(layer_tensors, build_layer, fused=True), "Qwen2ForCausalLM")

@@ -23,4 +23,4 @@ def build_layer(builder: LayerBuilder) -> DecoderLayer:
     return builder.layer(qk_norm=True)
 
 
-register(Family(layer_tensors, build_layer), "Qwen3ForCausalLM")
+register(Family(layer_tensors, build_layer, fused=True), "Qwen3ForCausalLM")

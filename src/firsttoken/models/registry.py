@@ -13,10 +13,12 @@ from firsttoken.models.blocks import DecoderLayer, LayerBuilder, Shape
 @dataclass(frozen=True, slots=True)
 class Family:
     """``layer_tensors`` gives a layer's tensors by name (without ``model.layers.N.``) with their shapes;
-    ``build_layer`` makes the layer from them."""
+    ``build_layer`` makes the layer from them. ``fused``: a layer is RMSNorm, attention, RMSNorm and gated SiLU MLP with
+    nothing between, as `models.fused` has it."""
 
     layer_tensors: Callable[[ModelConfig], dict[str, Shape]]
     build_layer: Callable[[LayerBuilder], DecoderLayer]
+    fused: bool = False
 
 
 _FAMILIES: dict[str, Family] = {}

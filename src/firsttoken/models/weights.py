@@ -55,12 +55,15 @@ class RandomWeights:
     """Seeded weights for benchmarks: matrices normal with variance 1 / fan-in (embedding 0.02), norms one.
 
     Each tensor is one run of normal numbers, repeated from a place that its name decides: filling goes at the speed
-    of copying, and does not depend on the order of tensors.
+    of copying, on the device, and does not depend on the order of tensors.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
         self._shapes = shapes
-        self._run = torch.randn(_RUN, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        # Drawn on the CPU whatever the device, so that a model has the same weights everywhere.
+        self._run = torch.randn(_RUN, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
 
     def matrix(self, name: str) -> StoredTensor:
         shape = self._shapes[name]
@@ -74,10 +77,11 @@ class RandomWeights:
     def _normal(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
         run = self._run * std
         first = zlib.crc32(name.encode()) % _RUN
-        out = torch.empty(math.prod(shape), dtype=run.dtype)
+        out = torch.empty(math.prod(shape), dtype=run.dtype, device=run.device)
         head = min(len(out), _RUN - first)
         out[:head] = run[first : first + head]
-        for begin in range(head, len(out), _RUN):
-            piece = min(_RUN, len(out) - begin)
-            out[begin : begin + piece] = run[:piece]
+        whole = (len(out) - head) // _RUN
+        out[head : head + whole * _RUN].view(whole, _RUN).copy_(run)
+        rest = head + whole * _RUN
+        out[rest:] = run[: len(out) - rest]
         return out.view(shape)

@@ -1,0 +1,76 @@
+"""The interface of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.executor.config import ExecutorConfig
+from firsttoken.executor.interface import Executor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """As found now: ``name`` as its vendor calls it, memory in bytes, ``threads`` of the host that may compute."""
+
+    name: str
+    free_memory: int
+    total_memory: int
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightChoice:
+    """How weights are kept and computed with, and why it is so (for the log)."""
+
+    quantization: str
+    dtype: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePolicy:
+    """Defaults that follow from how the device works.
+
+    ``kv_share`` of the memory that weights and work space leave goes to the KV cache, at most ``kv_limit`` bytes (None:
+    no limit). ``prefill_tokens`` and the two ``mixed_`` values are those of `scheduler.budget.TokenCap`; ``in_flight``
+    as in `EngineConfig`. ``fixed_memory`` bytes are kept for what the device's libraries take.
+    """
+
+    kv_share: float
+    kv_limit: int | None
+    fixed_memory: int
+    prefill_tokens: int
+    mixed_prefill_tokens: int
+    mixed_prefill_per_row: int
+    in_flight: int
+
+
+class Device(Protocol):
+    """One kind of device. Cheap to make: nothing is set up before `load`."""
+
+    @property
+    def kind(self) -> str:
+        """What ``--device`` calls it."""
+        ...
+
+    @property
+    def policy(self) -> DevicePolicy: ...
+
+    def refusal(self) -> str | None:
+        """Why no engine can run on it here and what to do, None when one can."""
+        ...
+
+    def facts(self) -> DeviceFacts:
+        """Read now; only for a device without a `refusal`."""
+        ...
+
+    def choose_weights(self, quantization: str, dtype: str) -> WeightChoice:
+        """Resolve "auto" in either. Raises `ConfigError` for a value or a pair that cannot be honoured."""
+        ...
+
+    def load(self, config: ExecutorConfig, checkpoint: Checkpoint) -> Executor:
+        """Load the weights and make everything ready to run. Raises `CheckpointError`, and `ConfigError` when memory
+        does not suffice."""
+        ...
