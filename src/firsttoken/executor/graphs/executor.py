@@ -1,0 +1,201 @@
+"""The step on a device with graphs: pack the inputs, launch, and read the result when it is there.
+
+The host never waits in `submit`: a step is one copy of its inputs and one launch, and the next one may be submitted
+before it is read. Steps run in the order of one stream. Shapes whose graph is not captured yet run kernel by kernel;
+graphs are captured when the engine is idle, the smallest first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from firsttoken.core.clock import now_ns
+from firsttoken.core.plan import StepPlan, StepResult
+from firsttoken.executor.config import ExecutorConfig
+from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
+from firsttoken.executor.graphs.profiles import SMALL_ROWS, ShapeTable, StepShape
+from firsttoken.executor.graphs.rows import STAGING_WORDS, Staging, StreamRows
+from firsttoken.executor.graphs.runtime import Event, Runtime
+from firsttoken.executor.interface import MAIN_LANE
+from firsttoken.kernels.block_table import patch_blocks
+from firsttoken.models.step_view import StepModel, StepView
+from firsttoken.sampling.device import DeviceSampler, Kind
+
+# Places in the ring of inputs and results: one more than the most steps in flight.
+RING = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What belongs to one place of the ring; used again when its step has ended."""
+
+    staging: Staging
+    start: Event
+    end: Event
+
+
+class StepInFlight:
+    """A submitted step, as `executor.interface.StepHandle`."""
+
+    __slots__ = ("_done", "_place", "_read", "_result")
+
+    def __init__(self, place: _Place, read: Callable[[], StepResult]) -> None:
+        self._place = place
+        self._read = read
+        self._result: StepResult | None = None
+
+    def done(self) -> bool:
+        return self._result is not None or self._place.end.query()
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Waits for the device without the interpreter's lock; ``timeout`` is not kept (a step takes milliseconds)."""
+        if self._result is None:
+            self._result = self._read()
+        return self._result
+
+
+class GraphExecutor:
+    """One model on one device. All calls come from the engine's thread."""
+
+    lanes: tuple[str, ...] = (MAIN_LANE,)
+
+    def __init__(self, config: ExecutorConfig, model: StepModel, runtime: Runtime) -> None:
+        self._config = config
+        self._model = model
+        self._runtime = runtime
+        self._table = ShapeTable(config.max_num_seqs, config.max_step_tokens, model.tile_rows)
+        most = self._table.largest()
+        ring = [runtime.pinned(StepLayout(most).words) for _ in range(RING)]
+        self._inputs = StepInputs(self._table, ring, runtime.device)
+        self._rows = StreamRows(
+            config.max_num_seqs, config.max_model_len, config.kv_format.block_tokens, runtime.device
+        )
+        self._sampler = DeviceSampler(
+            model.vocab_size, config.max_num_seqs, self._rows.tokens, RING, pinned=runtime.pinned
+        )
+        self._places = [
+            _Place(Staging(runtime.pinned(STAGING_WORDS)), runtime.event(), runtime.event()) for _ in range(RING)
+        ]
+        self._flying: list[StepInFlight | None] = [None] * RING
+        self._next = 0
+        self._graphs: dict[tuple[StepShape, Kind], Callable[[], None]] = {}
+        self._to_capture = [
+            (shape, kind) for kind in (Kind.GREEDY, Kind.RANDOM) for shape in self._table.decode_shapes()
+        ]
+
+    # ------------------------------------------------------------------ steps
+
+    def submit(self, plan: StepPlan, lane: str = MAIN_LANE) -> StepInFlight:
+        """Start a step. Raises ValueError for a lane that does not exist."""
+        if lane not in self.lanes:
+            raise ValueError(f"unknown lane {lane!r}: this executor has {', '.join(self.lanes)}")
+        index = self._take_place()
+        place = self._places[index]
+        sampled = [row.slot for row in plan.work if row.sample]
+        with self._working():
+            patches = self._apply(plan, place.staging)
+            shape = self._shape(plan)
+            if len(patches) > self._inputs.layout(shape).num_patches:
+                self._rows.append(patches, place.staging)
+                patches = []
+            place.start.record()
+            self._inputs.pack(plan, shape, patches, index)
+            self._run(shape, self._sampler.kind_of(sampled))
+            place.end.record()
+        flying = StepInFlight(place, lambda: self._read(plan.step_id, index, sampled))
+        self._flying[index] = flying
+        return flying
+
+    def close(self) -> None:
+        """Wait for what was submitted."""
+        self._runtime.synchronize()
+
+    def idle(self) -> bool:
+        """Capture one more graph. True when there are others left."""
+        if self._to_capture:
+            self.capture(*self._to_capture.pop(0))
+        return bool(self._to_capture)
+
+    def capture(self, shape: StepShape, kind: Kind) -> None:
+        """Make the graph of a shape, so that its steps are one launch. Nothing happens when there is one."""
+        if (shape, kind) in self._graphs:
+            return
+        index = self._take_place()
+        with self._working():
+            self._inputs.pad(shape, index)
+            self._segment(shape, kind)
+            self._runtime.synchronize()
+            self._graphs[shape, kind] = self._runtime.capture(lambda: self._segment(shape, kind))
+
+    # ------------------------------------------------------------------ inside
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        with torch.inference_mode(), self._runtime.stream():
+            yield
+
+    def _take_place(self) -> int:
+        """The next place of the ring, once the step that had it has ended and was read."""
+        index, self._next = self._next, (self._next + 1) % RING
+        flying = self._flying[index]
+        if flying is not None:
+            flying.result()
+        self._places[index].staging.reset()
+        return index
+
+    def _apply(self, plan: StepPlan, staging: Staging) -> list[tuple[int, int, int]]:
+        """Apply the plan's changes; what is left of them are patches of block tables."""
+        for slot in plan.retire:
+            self._sampler.retire(slot)
+        for row in plan.starts:
+            self._rows.start(row, staging)
+            known = np.frombuffer(row.tokens, dtype="<u4").astype(np.int64)
+            self._sampler.start(row.slot, row.params, row.seed, known, row.num_prompt, row.stop_ids)
+        return self._rows.patches(plan.blocks)
+
+    def _shape(self, plan: StepPlan) -> StepShape:
+        decodes, chunks, sampling = 0, [], 0
+        for row in plan.work:
+            if row.count == 1 and row.sample:
+                decodes += 1
+            else:
+                chunks.append(row.count)
+                sampling += row.sample
+        return self._table.shape(decodes, chunks, sampling)
+
+    def _run(self, shape: StepShape, kind: Kind) -> None:
+        graph = self._graphs.get((shape, kind))
+        if graph is not None:
+            graph()
+        else:
+            self._segment(shape, kind)
+
+    def _segment(self, shape: StepShape, kind: Kind) -> None:
+        """Everything between a step's inputs and its result."""
+        view = self._view(shape)
+        patch_blocks(view.patches, view.block_tables, pdl=False)
+        logits = self._model.forward(view)
+        if logits is not None:
+            self._sampler.launch(kind, logits.values, logits.best, view.ring, view.sample_slots, view.sample_positions)
+
+    def _view(self, shape: StepShape) -> StepView:
+        pdl = shape.decode_only and shape.tokens <= SMALL_ROWS
+        return self._inputs.view(shape, self._rows.tokens, self._rows.block_tables, pdl=pdl)
+
+    def _read(self, step_id: int, index: int, sampled: list[int]) -> StepResult:
+        place = self._places[index]
+        place.end.synchronize()
+        ended = now_ns()
+        device_ns = int(self._runtime.elapsed_ms(place.start, place.end) * 1e6)
+        return StepResult(
+            step_id=step_id,
+            samples=self._sampler.read(index, sampled),
+            started_ns=ended - device_ns,
+            ended_ns=ended,
+            forward_ns=device_ns,
+        )

@@ -1,0 +1,59 @@
+"""From a configuration and a checkpoint to an executor on a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.core.errors import ConfigError
+from firsttoken.executor.config import ExecutorConfig
+from firsttoken.executor.graphs.executor import GraphExecutor
+from firsttoken.executor.graphs.runtime import CUDARuntime, Runtime
+from firsttoken.kernels.paged_attention import KVPool
+from firsttoken.models.load_fused import Limits, load_fused
+
+GIB = 1 << 30
+
+
+def load_executor(config: ExecutorConfig, checkpoint: Checkpoint, runtime: Runtime | None = None) -> GraphExecutor:
+    """Load the weights, make the KV pool, and capture what the first steps need.
+
+    Raises `CheckpointError` for tensors that do not fit, `ConfigError` with what was wanted when memory does not
+    suffice.
+    """
+    runtime = runtime or CUDARuntime()
+    try:
+        return _load(config, checkpoint, runtime)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(_plan(config, runtime)) from error
+
+
+def _load(config: ExecutorConfig, checkpoint: Checkpoint, runtime: Runtime) -> GraphExecutor:
+    device = runtime.device
+    with runtime.stream():
+        pool = KVPool(config.kv_format, config.kv_blocks, device=str(device))
+        # Attention masks what lies past a row's end, but a weight of zero times a stranger's NaN would still be NaN.
+        pool.storage.zero_()
+        model = load_fused(checkpoint, pool, device, _limits(config, device))
+    return GraphExecutor(config, model, runtime)
+
+
+def _limits(config: ExecutorConfig, device: torch.device) -> Limits:
+    sms, name = 16, "cpu"
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        sms, name = properties.multi_processor_count, properties.name
+    return Limits(config.max_model_len, config.max_num_seqs, sms, name)
+
+
+def _plan(config: ExecutorConfig, runtime: Runtime) -> str:
+    """What was asked for, and how much would have to go."""
+    free, total = torch.cuda.mem_get_info(runtime.device)
+    kv = config.kv_blocks * config.kv_format.bytes_per_block
+    per_token = config.kv_format.bytes_per_token
+    return (
+        f"the GPU's memory does not suffice: {free / GIB:.1f} of {total / GIB:.1f} GiB are free with "
+        f"{torch.cuda.memory_allocated(runtime.device) / GIB:.1f} GiB in use here, of which the KV cache is "
+        f"{kv / GIB:.1f} GiB ({config.kv_blocks} blocks, {per_token} B a token). Lower kv_memory by some GiB, lower "
+        f"max_model_len ({config.max_model_len}) or max_num_seqs ({config.max_num_seqs}), or end what else uses the GPU"
+    )

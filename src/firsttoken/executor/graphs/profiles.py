@@ -1,0 +1,112 @@
+"""Shape profiles: the few padded shapes that steps are run at, so that each has its graph and its kernels' configs.
+
+A step's rows are laid out as ``[decode rows, padded | tokens of chunks, padded]``. Padding rows have position -1: kernels
+write nothing for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Rows that the small-M projections take; above, products go to cuBLAS.
+SMALL_ROWS = 16
+
+
+@dataclass(frozen=True, order=True)
+class StepShape:
+    """Padded sizes of a step: token rows in all, leading decode rows, attention tiles of chunks, sampled rows."""
+
+    tokens: int
+    decode_rows: int
+    tiles: int
+    samples: int
+
+    @property
+    def decode_only(self) -> bool:
+        return self.tiles == 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A range of sizes and the one that it is run at: ``low <= size <= high`` is padded to ``high``.
+
+    ``opt`` is the size that kernel configs are tuned for.
+    """
+
+    low: int
+    opt: int
+    high: int
+
+
+def decode_profiles(max_rows: int) -> list[Profile]:
+    """Profiles of decode-only steps up to ``max_rows`` rows.
+
+    Below 17 rows a step is bound by reading weights, so a padded row costs next to nothing there; above, cuBLAS works in
+    tiles of 16 rows or more, and attention is paid by the row.
+    """
+    highs = [1, 2, 4, 8, 16, *range(32, 129, 16), *range(160, 257, 32), *range(320, 1025, 64)]
+    highs += range(1280, max_rows + 256, 256)
+    return _up_to(highs, max_rows)
+
+
+def token_profiles(max_tokens: int) -> list[Profile]:
+    """Profiles of the tokens of chunks (prefill) in a step: at most 12 % of a step above 512 tokens is padding."""
+    highs = [16, 32, 48, *range(64, 513, 64), *range(640, 2049, 128), *range(2304, 4097, 256)]
+    highs += range(4608, max_tokens + 512, 512)
+    return _up_to(highs, max_tokens)
+
+
+def _up_to(highs: Sequence[int], most: int) -> list[Profile]:
+    profiles, low = [], 1
+    for high in highs:
+        high = min(high, max(most, low))
+        profiles.append(Profile(low, high, high))
+        low = high + 1
+        if high >= most:
+            break
+    return profiles
+
+
+class ShapeTable:
+    """Finds the padded shape of a step. ``tile_rows``: query rows of one attention tile."""
+
+    def __init__(self, max_num_seqs: int, max_step_tokens: int, tile_rows: int) -> None:
+        self.decode = decode_profiles(max_num_seqs)
+        self.chunks = token_profiles(max_step_tokens)
+        self.tile_rows = tile_rows
+        self._decode_of = _lookup(self.decode)
+        self._tokens_of = _lookup(self.chunks)
+        self._rows_of = _lookup(_up_to([1 << i for i in range(20)], max_num_seqs))
+        self.max_num_seqs = max_num_seqs
+
+    def shape(self, decode_rows: int, chunks: Sequence[int], sampling_chunks: int) -> StepShape:
+        """For ``decode_rows`` rows of one token and chunks of the given lengths, the last ``sampling_chunks`` counted
+        as rows that sample."""
+        rows = self._decode_of[decode_rows] if decode_rows else 0
+        if not chunks:
+            return StepShape(rows, rows, 0, rows)
+        tokens = self._tokens_of[sum(chunks)]
+        # As many tiles as the tokens can need with this many chunks, each of which may leave one tile partly empty.
+        tiles = -(-tokens // self.tile_rows) + self._rows_of[len(chunks)]
+        sampled = decode_rows + sampling_chunks
+        samples = self._rows_of[min(sampled, self.max_num_seqs)] if sampled else 0
+        return StepShape(rows + tokens, rows, tiles, samples)
+
+    def largest(self) -> StepShape:
+        """No step's shape needs more words of input."""
+        rows, tokens = self.decode[-1].high, self.chunks[-1].high
+        tiles = -(-tokens // self.tile_rows) + self._rows_of[-1]
+        return StepShape(rows + tokens, rows, tiles, self._rows_of[-1])
+
+    def decode_shapes(self) -> list[StepShape]:
+        """All shapes of decode-only steps, the smallest first."""
+        return [StepShape(profile.high, profile.high, 0, profile.high) for profile in self.decode]
+
+
+def _lookup(profiles: Sequence[Profile]) -> list[int]:
+    """``lookup[size]`` is the padded size."""
+    table = [0]
+    for profile in profiles:
+        table.extend([profile.high] * (profile.high - profile.low + 1))
+    return table

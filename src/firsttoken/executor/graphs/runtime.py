@@ -1,0 +1,121 @@
+"""What the executor needs of a device with streams: pinned memory, events, graphs. One class a kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A point in the stream."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Runtime(Protocol):
+    """A device with one stream for the steps. All calls come from the engine's thread."""
+
+    device: torch.device
+
+    def pinned(self, words: int) -> Tensor:
+        """A zeroed int32 host buffer that the device can read and write."""
+        ...
+
+    def event(self) -> Event: ...
+
+    def elapsed_ms(self, start: Event, end: Event) -> float:
+        """Device time between two recorded events that have passed."""
+        ...
+
+    def stream(self) -> AbstractContextManager[object]:
+        """Work inside goes to the steps' stream."""
+        ...
+
+    def capture(self, segment: Callable[[], object]) -> Callable[[], None]:
+        """Record what ``segment`` launches; the result launches it again, on the same memory.
+
+        ``segment`` must have run once before, so that nothing is compiled or set up inside.
+        """
+        ...
+
+    def synchronize(self) -> None: ...
+
+
+class CUDARuntime:
+    """CUDA streams and graphs. All graphs share one memory pool: they never run at the same time."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        self._stream = torch.cuda.Stream(self.device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def pinned(self, words: int) -> Tensor:
+        return torch.zeros(words, dtype=torch.int32, pin_memory=True)
+
+    def event(self) -> Event:
+        return torch.cuda.Event(enable_timing=True)
+
+    def elapsed_ms(self, start: Event, end: Event) -> float:
+        return float(start.elapsed_time(end))  # type: ignore[attr-defined]
+
+    def stream(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+    def capture(self, segment: Callable[[], object]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            segment()
+        return graph.replay
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+
+class _Passed:
+    """An event of a runtime without a stream: whatever came before it is done."""
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class HostRuntime:
+    """Runs everything at once, on ordinary memory: a device without streams or graphs, and what CI has."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def pinned(self, words: int) -> Tensor:
+        return torch.zeros(words, dtype=torch.int32)
+
+    def event(self) -> Event:
+        return _Passed()
+
+    def elapsed_ms(self, start: Event, end: Event) -> float:
+        return 0.0
+
+    def stream(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def capture(self, segment: Callable[[], object]) -> Callable[[], None]:
+        def replay() -> None:
+            segment()
+
+        return replay
+
+    def synchronize(self) -> None:
+        pass
