@@ -28,5 +28,10 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan, lane: str = MAIN_LANE) -> StepHandle: ...
 
+    def idle(self) -> bool:
+        """Called when nothing is to be computed: do a little of what may be done ahead (tens of milliseconds at most).
+        True when more of it is left."""
+        ...
+
     def close(self) -> None:
         """Finish what was submitted and free the device."""

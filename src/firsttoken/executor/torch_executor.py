@@ -80,6 +80,10 @@ class TorchExecutor:
         self._queue.put((plan, future))
         return future
 
+    def idle(self) -> bool:
+        """Nothing is done ahead."""
+        return False
+
     def close(self) -> None:
         self._queue.put(None)
         self._thread.join()

@@ -72,8 +72,14 @@ class CUDARuntime:
 
     def capture(self, segment: Callable[[], object]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            segment()
+        with torch.cuda.stream(self._stream):
+            # torch's own context would also collect garbage and empty the allocator's cache, at 50 ms a graph.
+            self._stream.synchronize()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                segment()
+            finally:
+                graph.capture_end()
         return graph.replay
 
     def synchronize(self) -> None:
