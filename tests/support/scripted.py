@@ -32,6 +32,9 @@ class ScriptedExecutor:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
+    def idle(self) -> bool:
+        return False
+
     def submit(self, plan: StepPlan, lane: str = "main") -> Future:
         future: Future = Future()
         self._queue.put((PLAN_DECODER.decode(PLAN_ENCODER.encode(plan)), future))
