@@ -8,7 +8,7 @@ multiplies its product by ``rsqrt(sum / width + eps)`` at the end, so no kernel 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,8 +92,7 @@ def small_linear(
     tensors = (x, weight, out, residual, bias, next_gain, squares, scaled_out, ssq_out, values, indices)
     sizes = {"N": n, "K": k, "P": parts, "PP": 1 << (parts - 1).bit_length()}
     tile = {"BN": config.block_n, "BK": config.block_k, "STAGES": config.stages, "KIND": kind}
-    # Triton pipelines by the loop's own stages; the launch's number would only make another cache entry.
-    options = {**sizes, **tile, "num_warps": config.warps}
+    options: dict[str, Any] = {**sizes, **tile, "num_warps": config.warps}
     tiles = config.tiles(n)
     if config.kernel == "fma":
         launch(fma_linear, (tiles,), *tensors, eps, inverse_width, pdl=pdl, **options)

@@ -1,0 +1,9 @@
+"""Measured kernel configs, one JSON file for each kind of GPU, and the choice where nothing was measured.
+
+Kernels are tuned inside the decode graph, where neighbours compete for the multiprocessors, so the files are written by
+a tuner that runs there and only read here.
+"""
+
+from firsttoken.kernels.tuning.store import TunedFile, TunedLinear, linear_config, read_tuned, tuned_for, write_tuned
+
+__all__ = ["TunedFile", "TunedLinear", "linear_config", "read_tuned", "tuned_for", "write_tuned"]

@@ -1,0 +1,64 @@
+"""Configs worth measuring for a product, best guesses first. Needs no GPU: measuring is done in the decode graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.kernels.linear.config import LinearConfig, OpKind, default_config, row_bucket
+
+# (block_n, block_k, warps, stages). Long rows from registers won in the graph; deep copies win for the head.
+_FMA = (
+    (4, 2048, 8, 0), (8, 1024, 4, 0), (4, 1024, 4, 0), (16, 512, 4, 0), (8, 2048, 8, 0), (8, 512, 4, 0),
+    (4, 2048, 4, 0), (16, 1024, 8, 0), (2, 2048, 4, 0), (2, 1024, 2, 0), (8, 256, 4, 0), (16, 256, 4, 0),
+    (16, 512, 4, 3), (16, 512, 8, 4), (8, 512, 4, 4), (16, 256, 4, 5), (8, 256, 4, 6), (4, 512, 2, 4),
+)  # fmt: skip
+# (block_n, block_k, warps, stages, split_k)
+_DOT = (
+    (64, 128, 4, 5, 1), (64, 128, 4, 3, 1), (32, 128, 4, 5, 1), (32, 256, 4, 4, 1), (64, 256, 4, 3, 1),
+    (128, 128, 8, 4, 1), (128, 64, 8, 5, 1), (32, 128, 2, 4, 1), (16, 256, 4, 4, 1), (64, 64, 4, 6, 1),
+    (64, 128, 4, 5, 2), (64, 256, 4, 3, 2), (32, 128, 4, 5, 2), (32, 256, 4, 4, 2), (64, 128, 4, 4, 3),
+    (64, 128, 4, 4, 4), (32, 128, 2, 4, 4), (128, 128, 8, 3, 2), (16, 64, 2, 5, 2), (16, 128, 2, 4, 1),
+)  # fmt: skip
+_MIN_PROGRAMS, _MAX_PROGRAMS = 64, 1 << 16
+
+
+def candidates(kind: OpKind, n: int, k: int, rows: int) -> list[LinearConfig]:
+    """Different configs that fit the product over weights ``[n, k]``, the default first.
+
+    Raises `ConfigError` for rows that the small kernels do not take.
+    """
+    bucket = row_bucket(rows)
+    listed = [default_config(kind, n, k, rows)]
+    for config in _fma(k) if bucket == "1" else _dot(8 if bucket == "2-8" else 16):
+        if config not in listed and _worth_it(config, kind, n, k):
+            listed.append(config)
+    return listed
+
+
+def _fma(k: int) -> Iterator[LinearConfig]:
+    for block_n, block_k, warps, stages in _FMA:
+        # A block that is not longer than the row, or the one that just holds it.
+        if block_k < 2 * k:
+            yield LinearConfig("fma", block_n, block_k, warps, stages)  # type: ignore[arg-type]
+    yield LinearConfig("fma", 4, 64, 1, 0)
+    yield LinearConfig("fma", 8, 64, 2, 4)
+
+
+def _dot(least: Literal[8, 16]) -> Iterator[LinearConfig]:
+    # 16 rows make the wide tensor instructions possible even where 8 would do.
+    for block_m in (least, 16) if least == 8 else (16,):
+        for block_n, block_k, warps, stages, split_k in _DOT:
+            for prefetch in (False, True):
+                yield LinearConfig("dot", block_n, block_k, warps, stages, block_m, split_k, prefetch)  # type: ignore[arg-type]
+
+
+def _worth_it(config: LinearConfig, kind: OpKind, n: int, k: int) -> bool:
+    try:
+        config.check(kind, k)
+    except ConfigError:
+        return False
+    programs = config.tiles(n) * config.split_k
+    few = programs < min(_MIN_PROGRAMS, -(-n // 16))
+    return not few and programs <= _MAX_PROGRAMS and config.block_k < 2 * max(k, 64)
