@@ -78,4 +78,6 @@ def header(source: EngineArgs | EngineInfo | None = None, *, command: str | None
             head[name] = getattr(source, name)
         if head["device"] == "cpu":
             head["device_name"] = cpu_name()
+        elif device_name := getattr(source, "device_name", ""):
+            head["device_name"] = device_name
     return {**head, **more}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from functools import partial
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.locate import open_checkpoint
@@ -17,6 +18,7 @@ from firsttoken.engine.loop import EngineLoop
 from firsttoken.engine.resolve import resolve
 from firsttoken.engine.start_account import StartAccount
 from firsttoken.executor.interface import Executor
+from firsttoken.executor.memory import peak_memory
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler.budget import TokenCap
 from firsttoken.scheduler.config import SchedulerConfig
@@ -45,7 +47,7 @@ def build_engine(args: EngineArgs, channel: EngineEnd, account: StartAccount) ->
     account.close("warm_up")
     loop = assemble(config, checkpoint.fingerprint, executor, channel)
     account.close("other")
-    channel.send(Ready(describe(config, checkpoint, account)))
+    channel.send(Ready(describe(config, checkpoint, account, device.facts().name)))
     return loop
 
 
@@ -65,7 +67,14 @@ def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel
         kv,
         TokenCap(alone=config.prefill_tokens, mixed=config.mixed_prefill_tokens, per_row=config.mixed_prefill_per_row),
     )
-    return EngineLoop(scheduler, kv, executor, channel, in_flight=config.in_flight)
+    return EngineLoop(
+        scheduler,
+        kv,
+        executor,
+        channel,
+        in_flight=config.in_flight,
+        peak_memory=partial(peak_memory, config.executor.device),
+    )
 
 
 def warm_up(executor: Executor, config: EngineConfig, checkpoint: Checkpoint) -> None:
@@ -96,7 +105,7 @@ def warm_up(executor: Executor, config: EngineConfig, checkpoint: Checkpoint) ->
         executor.submit(plan).result()
 
 
-def describe(config: EngineConfig, checkpoint: Checkpoint, account: StartAccount) -> EngineInfo:
+def describe(config: EngineConfig, checkpoint: Checkpoint, account: StartAccount, device_name: str) -> EngineInfo:
     executor = config.executor
     return EngineInfo(
         model=config.model,
@@ -110,5 +119,6 @@ def describe(config: EngineConfig, checkpoint: Checkpoint, account: StartAccount
         dtype=executor.dtype,
         quantization=executor.quantization,
         kv_dtype=executor.kv_format.dtype,
+        device_name=device_name,
         start_ms={part: round(ms, 1) for part, ms in account.parts.items()},
     )

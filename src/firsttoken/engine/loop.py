@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request
+from firsttoken.engine.host_clock import HostClock
 from firsttoken.executor.interface import Executor, StepHandle
 from firsttoken.kvcache import KVCache
 from firsttoken.observability.ledger import GCClock, StepLedger, StepRecord
@@ -48,10 +50,20 @@ class _InFlight:
 
 
 class EngineLoop:
-    """Owns the scheduler, the executor and the engine's end of the channel. One thread calls `run`."""
+    """Owns the scheduler, the executor and the engine's end of the channel. One thread calls `run`.
+
+    ``peak_memory`` gives the bytes of `EngineStats.peak_memory`; it is called when the engine is idle.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, kv: KVCache, executor: Executor, channel: EngineEnd, *, in_flight: int
+        self,
+        scheduler: Scheduler,
+        kv: KVCache,
+        executor: Executor,
+        channel: EngineEnd,
+        *,
+        in_flight: int,
+        peak_memory: Callable[[], int] = lambda: 0,
     ) -> None:
         self._scheduler = scheduler
         self._kv = kv
@@ -65,6 +77,9 @@ class EngineLoop:
         self._told_ns = 0
         self._stopping = False
         self._was_busy = False
+        self._read_peak_memory = peak_memory
+        self._peak_memory = 0
+        self._host = HostClock()
         self.ledger = StepLedger()
         self._gc = GCClock()
         self._gc.start()
@@ -72,6 +87,7 @@ class EngineLoop:
     def run(self) -> None:
         """Turn until told to stop or until the front end is gone. Raises what a step raised."""
         try:
+            self._host.resume()
             while not self._stopping:
                 self.turn()
         except ChannelClosed:
@@ -88,7 +104,8 @@ class EngineLoop:
     def turn(self) -> None:
         """One turn: never longer than one step, or one heartbeat when idle."""
         busy = self._has_work
-        for message in self._channel.receive(0 if busy else HEARTBEAT_S):
+        wait_s = 0 if busy or self._executor.idle() else HEARTBEAT_S
+        for message in self._channel.receive(wait_s):
             self._obey(message)
         self._launch()
         if self._flying:
@@ -138,7 +155,9 @@ class EngineLoop:
 
     def _harvest(self) -> None:
         step = self._flying.popleft()
+        self._host.pause()
         result = step.handle.result()
+        self._host.resume()
         harvested = now_ns()
         self._steps += 1
         self._last_step_ns = harvested
@@ -185,8 +204,11 @@ class EngineLoop:
 
     def _emit(self) -> None:
         now = now_ns()
-        if not self._deltas and now - self._told_ns < HEARTBEAT_S * 1e9:
-            return
+        if not self._deltas:
+            if now - self._told_ns < HEARTBEAT_S * 1e9:
+                return
+            if not self._has_work:  # nobody waits for what it costs to ask
+                self._peak_memory = self._read_peak_memory()
         deltas, self._deltas = self._deltas, []
         self._told_ns = now
         self._channel.send(StepOutputs(deltas, self._stats(now)))
@@ -209,6 +231,8 @@ class EngineLoop:
             failed=counters.failed,
             heartbeat_ns=now,
             last_step_ns=self._last_step_ns,
+            host_ns=self._host.total_ns,
+            peak_memory=self._peak_memory,
         )
 
     def _tell_failure(self, error: Exception) -> None:

@@ -47,6 +47,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     quantization: str
     kv_dtype: str
+    device_name: str = ""  # as its vendor calls it
     start_ms: dict[str, float] = {}
 
 
@@ -54,7 +55,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals, sent with every step and as a heartbeat when idle. ``kv_*`` count blocks.
 
     ``heartbeat_ns`` is when the loop last turned, ``last_step_ns`` when a step last ended: with work to do and an
-    old ``last_step_ns`` the engine is stuck, with a fresh one it is busy.
+    old ``last_step_ns`` the engine is stuck, with a fresh one it is busy. ``host_ns`` is the CPU time that the loop's
+    thread took to plan, submit, complete and tell all ``steps`` so far (not to wait for them); ``peak_memory`` the most
+    bytes of the device (for a CPU: of the process) ever held, as of the last heartbeat of an idle engine, 0 if unknown.
     """
 
     steps: int = 0
@@ -72,6 +75,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     heartbeat_ns: int = 0
     last_step_ns: int = 0
+    host_ns: int = 0
+    peak_memory: int = 0
 
 
 class RequestDelta(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,61 @@
+"""Who arrives when and wants what: the load of ``bench load``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Lengths in tokens, each as likely as the others of its list."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Mix:
+        """From ``64,256:16,64`` (inputs before the colon, outputs behind it). Raises ValueError."""
+        sides = text.split(":")
+        try:
+            inputs, outputs = (tuple(int(number) for number in side.split(",")) for side in sides)
+        except ValueError:
+            raise ValueError(f"{text!r:.80} is not a mix: write it as in 64,256,512:16,64 (inputs:outputs)") from None
+        if min(*inputs, *outputs) < 1:
+            raise ValueError(f"{text!r:.80} holds a length below 1")
+        return cls(inputs, outputs)
+
+    def __str__(self) -> str:
+        return ":".join(",".join(map(str, side)) for side in (self.inputs, self.outputs))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """``at_s`` seconds after the beginning."""
+
+    at_s: float
+    input: int
+    output: int
+
+
+def poisson(rate: float, seconds: float, mix: Mix, seed: int) -> list[Arrival]:
+    """``rate x seconds`` requests (rounded) whose gaps are exponential.
+
+    The draws, for each request in this order, of one ``random.Random(seed)``: ``expovariate(rate)``, the input, the
+    output. So a load can be repeated by other programs.
+    """
+    rng = random.Random(seed)
+    at = 0.0
+    arrivals = []
+    for _ in range(round(rate * seconds)):
+        at += rng.expovariate(rate)
+        arrivals.append(Arrival(at, rng.choice(mix.inputs), rng.choice(mix.outputs)))
+    return arrivals
+
+
+def endless(mix: Mix, seed: int) -> Iterator[Arrival]:
+    """Lengths for a closed loop, where the next request starts when one ends: input and output in this order."""
+    rng = random.Random(seed)
+    while True:
+        yield Arrival(0.0, rng.choice(mix.inputs), rng.choice(mix.outputs))

@@ -1,0 +1,31 @@
+"""Figures of many requests, under the names of the result objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from firsttoken.bench.requests import Timed
+from firsttoken.observability.percentiles import percentile, percentiles
+
+
+def latency_figures(requests: Sequence[Timed]) -> dict[str, Any]:
+    """Percentile objects in ms over ``requests`` (each with a token at least): ``ttft_ms`` and ``e2e_ms`` from the
+    sending on, ``tpot_ms`` one value a request, ``itl_ms`` one value a gap."""
+    return {
+        "ttft_ms": percentiles(one.ttft_ms for one in requests),
+        "tpot_ms": percentiles(tpot for one in requests if (tpot := one.tpot_ms) is not None),
+        "itl_ms": percentiles(gap for one in requests for gap in one.gaps_ms),
+        "e2e_ms": percentiles(one.e2e_ms for one in requests),
+    }
+
+
+def within_targets(request: Timed, ttft_ms: float | None, itl_ms: float | None) -> bool:
+    """True for a request that ended well, whose first token came within ``ttft_ms`` and 99 % of whose gaps (its own
+    p99) within ``itl_ms``; None asks for nothing."""
+    if not request.ok:
+        return False
+    if ttft_ms is not None and request.ttft_ms > ttft_ms:
+        return False
+    gaps = sorted(request.gaps_ms)
+    return itl_ms is None or not gaps or percentile(gaps, 0.99) <= itl_ms

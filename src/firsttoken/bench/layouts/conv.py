@@ -1,0 +1,89 @@
+"""Convolution inputs: what a 3 x 3 convolution reads for each pixel, and torch's convolution itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+
+from firsttoken.bench.layouts.case import Case, Measured, Setting
+from firsttoken.bench.layouts.timing import Operation
+
+KERNEL = 3
+CHANNEL_BLOCK = 16
+OUTPUTS = 16  # few output channels: more reading than arithmetic
+LAYOUTS = ("nchw", "nhwc", "nchw16c")
+SHAPES = ((64, 56), (256, 28))  # (channels, height and width)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Copies all windows of one input to ``[pixels, 9, channels]``: the rows of the matrix that is multiplied."""
+
+    layout: str
+    channels: int
+    side: int
+
+    def __call__(self, setting: Setting) -> Case:
+        inner = self.side - KERNEL + 1
+        read = self.channels * self.side**2
+        written = inner**2 * KERNEL**2 * self.channels
+        images = max(1, setting.nbytes // ((read + written) * setting.element_bytes))
+        out = torch.empty(
+            (inner, inner, KERNEL, KERNEL, self.channels), device=setting.device, dtype=setting.torch_dtype
+        )
+        operations = [self._operation(self._windows(setting), out) for _ in range(images)]
+        return Case(operations, (read + written) * setting.element_bytes)
+
+    def _windows(self, setting: Setting) -> torch.Tensor:
+        """A view ``[y, x, ky, kx, channel]``, or with the channel split in blocks, of one image in this layout."""
+        c, side = self.channels, self.side
+        if self.layout == "nchw":
+            image = setting.random(c, side, side).permute(1, 2, 0)
+        elif self.layout == "nhwc":
+            image = setting.random(side, side, c)
+        else:
+            image = setting.random(c // CHANNEL_BLOCK, side, side, CHANNEL_BLOCK).permute(1, 2, 0, 3)
+        windows = image.unfold(0, KERNEL, 1).unfold(1, KERNEL, 1)  # [y, x, channel(s), ky, kx]
+        return windows.movedim((-2, -1), (2, 3))
+
+    def _operation(self, windows: torch.Tensor, out: torch.Tensor) -> Operation:
+        target = out.view(windows.shape)
+        return lambda: target.copy_(windows)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """``conv2d`` as torch's libraries do it, on inputs that lie so."""
+
+    layout: str
+    channels: int
+    side: int
+
+    def __call__(self, setting: Setting) -> Case:
+        image = self.channels * self.side**2
+        batch = 8
+        inner = self.side - KERNEL + 1
+        moved = batch * (image + OUTPUTS * inner**2) + OUTPUTS * self.channels * KERNEL**2
+        copies = max(2, setting.nbytes // (batch * image * setting.element_bytes))
+        weight = setting.random(OUTPUTS, self.channels, KERNEL, KERNEL)
+        operations = [self._operation(setting, batch, weight) for _ in range(copies)]
+        return Case(operations, moved * setting.element_bytes)
+
+    def _operation(self, setting: Setting, batch: int, weight: torch.Tensor) -> Operation:
+        inputs = setting.random(batch, self.channels, self.side, self.side)
+        if self.layout == "nhwc":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+            weight = weight.contiguous(memory_format=torch.channels_last)
+        return lambda: F.conv2d(inputs, weight)
+
+
+def measured() -> Iterator[Measured]:
+    for (channels, side), layout in product(SHAPES, LAYOUTS):
+        asked = ("conv", (1, channels, side, side), 0)
+        yield Measured(f"conv windows {channels}x{side}x{side}", layout, Windows(layout, channels, side), asked=asked)
+    for (channels, side), layout in product(SHAPES, ("nchw", "nhwc")):
+        yield Measured(f"conv2d {channels}x{side}x{side}", layout, Convolution(layout, channels, side))

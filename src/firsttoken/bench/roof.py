@@ -1,0 +1,50 @@
+"""What a decode step must read, and how fast a device could read it: the roof that figures are held against."""
+
+from __future__ import annotations
+
+from firsttoken.checkpoint.checkpoint import Checkpoint, TensorInfo
+from firsttoken.transport.messages import EngineInfo
+
+# GB/s at which one kernel that also does a decode step's arithmetic read 15 GB of weights: measured, by the name that
+# the device gives itself. The data sheet says 4,800 for an H200, which no program gets.
+READ_ROOF_GB_S = {"NVIDIA H200": 4520.0}
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_EMBEDDING = "model.embed_tokens.weight"
+# Types that the CPU's packed form keeps in about the file's own bytes; it computes the others in bfloat16.
+_KEPT_PACKED = frozenset({"Q4_0", "Q4_1"})
+
+
+def read_roof_gb_s(device_name: str) -> float | None:
+    """None for a device that was not measured."""
+    return READ_ROOF_GB_S.get(device_name)
+
+
+def weight_bytes(checkpoint: Checkpoint, quantization: str, dtype: str) -> int | None:
+    """Bytes of weights that one decode step reads: all of them but an embedding table that is not also the head.
+
+    None for a ``quantization`` whose stored size is not known here.
+    """
+    if quantization not in ("none", "packed") or dtype not in _BYTES:
+        return None
+    tied = checkpoint.config.tie_word_embeddings
+    return sum(
+        _kept_bytes(info, quantization, dtype)
+        for name, info in checkpoint.tensors.infos().items()
+        if tied or name != _EMBEDDING
+    )
+
+
+def _kept_bytes(info: TensorInfo, quantization: str, dtype: str) -> int:
+    if quantization == "packed" and info.type in _KEPT_PACKED and info.name != _EMBEDDING:
+        return info.nbytes
+    return info.num_elements * _BYTES[dtype]
+
+
+def kv_bytes(info: EngineInfo, batch: int, input_tokens: int, output_tokens: int) -> float:
+    """Bytes of K and V that a decode step reads, on the average over the steps of ``output_tokens``.
+
+    The step that computes output token ``i + 1`` (``i`` from 1) reads the prompt and ``i`` tokens behind it.
+    """
+    context = input_tokens + output_tokens / 2
+    return batch * context * info.bytes_per_block / info.block_tokens
