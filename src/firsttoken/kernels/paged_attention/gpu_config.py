@@ -1,0 +1,133 @@
+"""Shapes of the GPU attention kernels' work: tile sizes, splits, and the host's list of prefill tiles. No Triton here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+PAGE = 16
+Combine = Literal["words", "counter"]
+
+
+def next_power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How decode attention divides its work.
+
+    ``block_tokens``: keys a tile. ``splits``: programs a (row, KV head); a row's own length decides on the device how
+    many of them have work. ``min_split``: least keys worth a split of their own. ``stages``: tiles in flight in the
+    loop. ``dot``: matrix cores (any group) or CUDA cores (lowest latency for small groups). ``combine``: how splits
+    meet, see `triton_decode`. Raises ValueError for sizes the kernel cannot have.
+    """
+
+    block_tokens: int = 32
+    splits: int = 16
+    min_split: int = 32
+    warps: int = 4
+    stages: int = 3
+    dot: bool = True
+    combine: Combine = "words"
+
+    def __post_init__(self) -> None:
+        for name in ("block_tokens", "splits", "warps"):
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                raise ValueError(f"{name} must be a power of two, got {value}")
+        if self.block_tokens < PAGE:
+            raise ValueError(f"block_tokens must be at least the {PAGE} tokens of a page, got {self.block_tokens}")
+        if self.min_split < 1 or self.min_split % self.block_tokens:
+            raise ValueError(f"min_split must be a multiple of block_tokens={self.block_tokens}, got {self.min_split}")
+        if self.stages < 1:
+            raise ValueError(f"stages must be at least 1, got {self.stages}")
+        if self.combine not in ("words", "counter"):
+            raise ValueError(f"combine must be 'words' or 'counter', got {self.combine!r}")
+
+
+def decode_config(rows: int, kv_heads: int, head_dim: int, max_context: int, sms: int) -> DecodeConfig:
+    """A good division for ``rows`` decode rows (the graph's bucket) of at most ``max_context`` tokens on ``sms`` SMs.
+
+    Few rows: enough splits that one wave covers about all SMs once, with a whole short split fetched before the
+    kernel waits for its predecessor. Many rows: one split a row, unless long contexts would leave one SM with a row
+    that others could share.
+    """
+    programs = max(1, rows * kv_heads)
+    tile = 64 if head_dim <= 64 else 32
+    longest = next_power_of_two(max(1, -(-max_context // tile)))
+    if programs >= 2 * sms:
+        # One split a row fills the GPU. Longer rows than this are shared, so that no SM works alone at the end.
+        splits = min(longest, 4) if max_context > 2048 else 1
+        return DecodeConfig(block_tokens=tile, splits=splits, min_split=1024, stages=4)
+    wanted = 1
+    while wanted * 2 * programs <= sms * 2 and wanted < longest:
+        wanted *= 2
+    return DecodeConfig(block_tokens=tile, splits=min(wanted, 32), min_split=tile)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Tiles of prefill attention: ``block_m`` query rows by ``block_n`` keys; ``pack`` query heads of one group share
+    a tile (each of ``block_m / pack`` tokens). Raises ValueError for sizes the kernel cannot have."""
+
+    block_m: int = 128
+    block_n: int = 128
+    warps: int = 8
+    stages: int = 2
+    pack: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("block_m", "block_n", "warps", "pack"):
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                raise ValueError(f"{name} must be a power of two, got {value}")
+        if self.block_m < 16 or self.block_n < PAGE or self.pack > self.block_m:
+            raise ValueError(
+                f"a tile needs block_m >= 16, block_n >= {PAGE} and pack <= block_m, "
+                f"got {self.block_m}, {self.block_n}, {self.pack}"
+            )
+
+    @property
+    def tile_tokens(self) -> int:
+        """Query tokens a tile: what `make_tiles` cuts chunks by."""
+        return self.block_m // self.pack
+
+
+def prefill_config(head_dim: int) -> PrefillConfig:
+    """Tiles that fit an H200's registers and shared memory for this head size."""
+    if head_dim <= 64:
+        return PrefillConfig(block_n=128, stages=3)
+    if head_dim <= 128:
+        return PrefillConfig(block_n=128, stages=2)
+    return PrefillConfig(block_m=64, block_n=64, warps=4, stages=2)
+
+
+def make_tiles(
+    starts: npt.NDArray[np.int32],
+    counts: npt.NDArray[np.int32],
+    slots: npt.NDArray[np.int32],
+    rows: npt.NDArray[np.int32],
+    tile_tokens: int,
+) -> npt.NDArray[np.int32]:
+    """Cut chunks into tiles ``int32 [NT, 4]`` of (slot, first token row, first position, tokens), longest work first.
+
+    Chunk ``i`` holds ``counts[i]`` tokens (0 or more) from position ``starts[i]`` of ``slots[i]``; its token rows
+    begin at ``rows[i]``. All arguments are one-dimensional and equally long.
+    """
+    if tile_tokens < 1:
+        raise ValueError(f"tile_tokens must be at least 1, got {tile_tokens}")
+    per_chunk = -(-counts // tile_tokens)
+    chunk = np.repeat(np.arange(len(counts)), per_chunk)
+    first = np.cumsum(per_chunk) - per_chunk
+    offset = (np.arange(len(chunk)) - first[chunk]) * tile_tokens
+    tiles = np.empty((len(chunk), 4), np.int32)
+    tiles[:, 0] = slots[chunk]
+    tiles[:, 1] = rows[chunk] + offset
+    tiles[:, 2] = starts[chunk] + offset
+    tiles[:, 3] = np.minimum(counts[chunk] - offset, tile_tokens)
+    order = np.argsort(-(tiles[:, 2] + tiles[:, 3]), kind="stable")
+    return tiles[order]

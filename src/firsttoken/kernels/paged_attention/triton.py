@@ -1,0 +1,73 @@
+"""What the GPU attention kernels share: how a head is loaded, normalised and rotated, how a score is finished, and
+how KV elements are decoded. Everything here is inlined into the kernels of the sibling modules."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Triton decides when a kernel is defined whether it is compiled or interpreted, so this is a constant of the process.
+INTERPRETED: Final[bool] = bool(triton.knobs.runtime.interpret)
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+_FORMATS = {torch.bfloat16: "native", torch.float32: "native"}
+
+
+def kv_format_of(kv: Tensor) -> str:
+    """The kernels' name for how ``kv`` stores its elements. Raises ValueError for a type they cannot read."""
+    if kv.dtype not in _FORMATS:
+        raise ValueError(f"the GPU attention kernels read bfloat16 and float32 KV, got {kv.dtype}: convert the pool")
+    return _FORMATS[kv.dtype]
+
+
+def compute_type(kv: Tensor) -> tl.dtype:
+    """Type of the operands of matrix products: float32 for a float32 pool, and in the interpreter, which gets bf16
+    products wrong."""
+    return tl.float32 if INTERPRETED or kv.dtype == torch.float32 else tl.bfloat16
+
+
+@triton.jit
+def load_heads(pointers, mask, eps, weight, pairs, pairs_mask, NORM: tl.constexpr, D: tl.constexpr):
+    """Heads ``[R, D / 2, 2]`` (pair order) as float32, through RMSNorm over each head where ``NORM``."""
+    x = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        square = tl.sum(tl.sum(x * x, 2), 1)
+        gain = tl.load(weight + pairs, mask=pairs_mask, other=0.0)
+        x = x * tl.rsqrt(square / D + eps)[:, None, None] * gain[None, :, :]
+    return x
+
+
+@triton.jit
+def rotate(x, cos, sin):
+    """RoPE of pairs ``x [R, D / 2, 2]`` by ``cos, sin`` (broadcastable to ``[R, D / 2]``)."""
+    even, odd = tl.split(x)
+    return tl.join(even * cos - odd * sin, even * sin + odd * cos)
+
+
+@triton.jit
+def decode_elements(stored, KV_FORMAT: tl.constexpr, COMPUTE: tl.constexpr):
+    """Stored KV elements as operands. A quantised format multiplies its scales in here."""
+    tl.static_assert(KV_FORMAT == "native", "unknown KV format")
+    return stored.to(COMPUTE)
+
+
+@triton.jit
+def finish_scores(raw, distance, slope, scale, softcap, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+    """Scores in units of log2 from raw products: scale, soft cap (Gemma 2), then ALiBi (Press et al., 2022).
+
+    ``distance`` is key position minus query position (at most 0); ``scale`` carries log2(e) unless there is a cap,
+    which works on natural units; ``slope`` is per head in natural units.
+    """
+    scores = raw * scale
+    if SOFTCAP:
+        # tanh by exp2: an overflow gives 1 - 2 / inf, the right limit.
+        grown = tl.exp2(scores * (2.0 * LOG2E / softcap))
+        scores = (softcap * LOG2E) * (1.0 - 2.0 / (grown + 1.0))
+    if ALIBI:
+        scores += slope * LOG2E * distance.to(tl.float32)
+    return scores
