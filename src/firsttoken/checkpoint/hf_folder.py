@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from firsttoken.checkpoint.bloom import ARCHITECTURE as BLOOM
+from firsttoken.checkpoint.bloom import BloomTensors
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.fingerprint import fingerprint_files
 from firsttoken.checkpoint.hf_config import read_config, read_generation
@@ -40,7 +42,7 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
     tokenizer, tokenizer_eos = read_tokenizer(folder, tokenizer_config)
     generation_path = folder / GENERATION_FILE
     generation = read_object(generation_path) if generation_path.is_file() else JSONObject(str(generation_path), {})
-    tensors = SafetensorsFiles(folder)
+    files = SafetensorsFiles(folder)
     return Checkpoint(
         name=name or folder.resolve().name,
         source="folder",
@@ -49,6 +51,6 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
         generation=read_generation(source, generation, tokenizer_eos),
         tokenizer=tokenizer,
         chat_template=read_chat_template(folder, tokenizer_config),
-        fingerprint=fingerprint_files("folder", [folder / CONFIG_FILE, *tensors.paths]),
-        tensors=tensors,
+        fingerprint=fingerprint_files("folder", [folder / CONFIG_FILE, *files.paths]),
+        tensors=BloomTensors(files, str(folder)) if config.architecture == BLOOM else files,
     )

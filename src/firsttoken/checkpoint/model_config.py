@@ -24,7 +24,12 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and switches of a decoder. ``architecture`` is the Hugging Face class name, whatever the source."""
+    """Sizes and switches of a decoder. ``architecture`` is the Hugging Face class name, whatever the source.
+
+    ``windows`` holds one entry a layer, empty where all layers see the whole context: a layer with a window of ``w``
+    sees ``w`` tokens, the token itself included; None sees all. ``local_rope`` is the rope of the layers with a window
+    where theirs differs.
+    """
 
     architecture: str
     vocab_size: int
@@ -34,15 +39,25 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
+    rms_norm_eps: float  # of whichever norm the architecture has
     max_position: int
-    rope: RopeConfig
+    rope: RopeConfig | None  # None: q and k are not rotated
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     output_bias: bool = False  # bias on the attention's output projection
     mlp_bias: bool = False
     qk_norm: bool = False
+    alibi: bool = False
+    windows: tuple[int | None, ...] = ()
+    local_rope: RopeConfig | None = None
+    attention_scale: float | None = None  # None: head_dim ** -0.5
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
     dtype: str = "bfloat16"  # of the stored weights
+
+    def window(self, layer: int) -> int | None:
+        """How many tokens ``layer`` sees; None: all."""
+        return self.windows[layer] if self.windows else None
 
 
 class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True):

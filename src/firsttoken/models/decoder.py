@@ -9,10 +9,9 @@ from torch import Tensor
 
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.kernels.paged_attention import AttentionContext, AttentionSpec
-from firsttoken.kernels.rms_norm import RMSNorm
-from firsttoken.models.blocks import DecoderLayer
+from firsttoken.models.blocks import Layer, Norm
+from firsttoken.models.embedding import Embedding
 from firsttoken.models.head import Head
-from firsttoken.quantization.row_table import RowTable
 
 
 class DecoderModel:
@@ -26,9 +25,9 @@ class DecoderModel:
         self,
         config: ModelConfig,
         specs: Sequence[AttentionSpec],
-        embedding: RowTable,
-        layers: Sequence[DecoderLayer],
-        final_norm: RMSNorm,
+        embedding: Embedding,
+        layers: Sequence[Layer],
+        final_norm: Norm,
         head: Head,
         dtype: torch.dtype,
     ) -> None:

@@ -40,6 +40,23 @@ class FullHead:
         return self.linear(hidden).float()
 
 
+class CappedHead:
+    """Another head's logits ``x`` as ``cap * tanh(x / cap)``."""
+
+    __slots__ = ("cap", "head")
+
+    def __init__(self, head: Head, cap: float) -> None:
+        self.head = head
+        self.cap = cap
+
+    @property
+    def nbytes(self) -> int:
+        return self.head.nbytes
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden).div_(self.cap).tanh_().mul_(self.cap)
+
+
 class RefinedHead:
     """A bfloat16 product, then float32 logits for the `REFINED` most likely tokens of each row.
 

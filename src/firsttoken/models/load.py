@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 # Imported for what they register.
+import firsttoken.models.bloom
+import firsttoken.models.gemma
 import firsttoken.models.llama
 import firsttoken.models.qwen2
 import firsttoken.models.qwen3  # noqa: F401
-from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.checkpoint.checkpoint import Checkpoint, TensorSource
 from firsttoken.core.errors import CheckpointError, ConfigError
-from firsttoken.kernels.paged_attention import AttentionSpec
-from firsttoken.kernels.rms_norm import RMSNorm
-from firsttoken.models.blocks import LayerBuilder
+from firsttoken.models.attention import attention_specs, spec_of_layer
+from firsttoken.models.blocks import Builder, LayerBuilder
 from firsttoken.models.decoder import DecoderModel
-from firsttoken.models.head import FullHead, Head, RefinedHead
+from firsttoken.models.head import CappedHead, FullHead, Head, RefinedHead
 from firsttoken.models.registry import family_of
-from firsttoken.models.rope import rope_table
-from firsttoken.models.tensors import EMBEDDING, FINAL_NORM, HEAD, check_tensors, expected_tensors
+from firsttoken.models.tensors import EMBEDDING, HEAD, check_tensors, expected_tensors
 from firsttoken.models.weights import RandomWeights, StoredWeights, Weights
 from firsttoken.quantization import LinearMethod, StoredTensor, linear_method
 from firsttoken.quantization.row_table import RowTable
@@ -46,25 +48,27 @@ def load_model(
     config = checkpoint.config
     family = family_of(config.architecture)
     method = linear_method(quantization, DTYPES[dtype])
-    weights = _weights(checkpoint, method.dtype)
-    spec = AttentionSpec(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        rope=rope_table(config.rope, config.head_dim, config.max_position),
-    )
+    weights = model_weights(checkpoint, method.dtype)
+    specs = attention_specs(config)
+    builder = Builder(config, weights, method, family.norm_offset)
     embedding = weights.matrix(EMBEDDING)
     table = RowTable(embedding, method.dtype)
     tied = config.tie_word_embeddings
+    head = _head(embedding, table, method) if tied else _head(weights.matrix(HEAD), None, method)
     return DecoderModel(
         config=config,
-        specs=(spec,),
-        embedding=table,
+        specs=specs,
+        embedding=family.embedding(builder, table),
         layers=[
-            family.build_layer(LayerBuilder(config, weights, method, spec, index)) for index in range(config.num_layers)
+            family.build_layer(
+                LayerBuilder(
+                    config, weights, method, family.norm_offset, spec=spec_of_layer(config, specs, index), index=index
+                )
+            )
+            for index in range(config.num_layers)
         ],
-        final_norm=RMSNorm(weights.vector(FINAL_NORM), config.rms_norm_eps, method.dtype),
-        head=_head(embedding, table, method) if tied else _head(weights.matrix(HEAD), None, method),
+        final_norm=family.final_norm(builder),
+        head=head if config.logit_softcap is None else CappedHead(head, config.logit_softcap),
         dtype=method.dtype,
     )
 
@@ -77,11 +81,20 @@ def _head(matrix: StoredTensor, table: RowTable | None, method: LinearMethod) ->
     return RefinedHead(linear, table or RowTable(matrix, method.dtype))
 
 
-def _weights(checkpoint: Checkpoint, dtype: torch.dtype) -> Weights:
+def model_weights(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    stored: Callable[[TensorSource], Weights] = StoredWeights,
+) -> Weights:
+    """The checked tensors of a checkpoint by name: random ones made on ``device``, others read by ``stored``.
+
+    Raises `CheckpointError`.
+    """
     check_tensors(checkpoint.config, checkpoint.tensors.infos(), checkpoint.path)
     if checkpoint.source == "random":
-        return RandomWeights(expected_tensors(checkpoint.config), dtype)
-    weights = StoredWeights(checkpoint.tensors)
+        return RandomWeights(expected_tensors(checkpoint.config), dtype, device)
+    weights = stored(checkpoint.tensors)
     if checkpoint.config.tie_word_embeddings and HEAD in checkpoint.tensors.infos():
         _check_tied(weights, checkpoint.path)
     return weights

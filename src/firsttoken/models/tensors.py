@@ -22,11 +22,13 @@ _MOST_NAMED = 20
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     """Every tensor of the model with its shape. Raises `CheckpointError` for an unknown architecture."""
-    layer = family_of(config.architecture).layer_tensors(config)
+    family = family_of(config.architecture)
+    layer = family.layer_tensors(config)
     tensors: dict[str, Shape] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
     for index in range(config.num_layers):
         tensors |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     tensors[FINAL_NORM] = (config.hidden_size,)
+    tensors |= family.other_tensors(config)
     if not config.tie_word_embeddings:
         tensors[HEAD] = tensors[EMBEDDING]
     return tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -23,7 +24,7 @@ class Linear(Protocol):
 
 
 class GatedLinear(Protocol):
-    """``x [M, K] -> silu(x Wg^T + bg) * (x Wu^T + bu) [M, N]``."""
+    """``x [M, K] -> act(x Wg^T + bg) * (x Wu^T + bu) [M, N]``; ``act`` is SiLU unless the builder says otherwise."""
 
     @property
     def nbytes(self) -> int: ...
@@ -42,24 +43,25 @@ class LinearMethod(Protocol):
         ...
 
     def gated(self, weight: StoredTensor, bias: Tensor | None) -> GatedLinear:
-        """``weight [2 N, K]`` and ``bias [2 N]`` with the gate's rows first."""
+        """``weight [2 N, K]`` and ``bias [2 N]`` with the gate's rows first; the gate is SiLU."""
         ...
 
 
 class FusedGate:
-    """A `GatedLinear` of one projection for both halves."""
+    """A `GatedLinear` of one projection for both halves. ``multiply [M, 2 N] -> [M, N]`` applies the gate."""
 
-    __slots__ = ("linear",)
+    __slots__ = ("linear", "multiply")
 
-    def __init__(self, linear: Linear) -> None:
+    def __init__(self, linear: Linear, multiply: Callable[[Tensor], Tensor] = silu_mul) -> None:
         self.linear = linear
+        self.multiply = multiply
 
     @property
     def nbytes(self) -> int:
         return self.linear.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        return silu_mul(self.linear(x))
+        return self.multiply(self.linear(x))
 
 
 class ByRows:
