@@ -51,11 +51,11 @@ class LinearConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         return self.tiles(n) * self.split_k * self.block_n * self.block_m if self.split_k > 1 else 0
 
     def shared_bytes(self) -> int:
-        """Shared memory of the copies in flight, an estimate from above."""
-        if self.stages < 2:
-            return 0
+        """Shared memory of the tiles in flight."""
         rows = self.block_n + (self.block_m if self.kernel == "dot" else 1)
-        return self.stages * rows * self.block_k * 2
+        # A prefetched tile comes from registers, and wide tensor instructions want it in shared memory too.
+        tiles = (self.stages if self.stages > 1 else 0) + (1 if self.prefetch and self.block_m == 16 else 0)
+        return tiles * rows * self.block_k * 2
 
     def check(self, kind: OpKind, k: int) -> None:
         """Raise `ConfigError` where the kernel cannot compute ``kind`` over ``k`` with these choices."""

@@ -47,11 +47,12 @@ def _fma(k: int) -> Iterator[LinearConfig]:
 
 
 def _dot(least: Literal[8, 16]) -> Iterator[LinearConfig]:
-    # 16 rows make the wide tensor instructions possible even where 8 would do.
-    for block_m in (least, 16) if least == 8 else (16,):
-        for block_n, block_k, warps, stages, split_k in _DOT:
-            for prefetch in (False, True):
-                yield LinearConfig("dot", block_n, block_k, warps, stages, block_m, split_k, prefetch)  # type: ignore[arg-type]
+    for block_n, block_k, warps, stages, split_k in _DOT:
+        for prefetch in (False, True):
+            yield LinearConfig("dot", block_n, block_k, warps, stages, least, split_k, prefetch)  # type: ignore[arg-type]
+            # 16 rows make the wide tensor instructions possible, which are at times faster even for 8.
+            if least == 8 and block_n >= 64 and not prefetch:
+                yield LinearConfig("dot", block_n, block_k, warps, stages, 16, split_k)  # type: ignore[arg-type]
 
 
 def _worth_it(config: LinearConfig, kind: OpKind, n: int, k: int) -> bool:

@@ -1,0 +1,1 @@
+"""Measurements; each file says how it is run."""
