@@ -222,6 +222,13 @@ def test_unknown_architecture_lists_the_known(write_gguf: Any) -> None:
         open_gguf(write_gguf("gemma"))
 
 
+@pytest.mark.parametrize("arch", ["gemma2", "gemma3", "bloom"])
+def test_families_that_are_only_read_from_folders_say_so(arch: str, write_gguf: Any) -> None:
+    with pytest.raises(CheckpointError, match=f"{arch} models are not read from GGUF files: use the folder") as caught:
+        open_gguf(write_gguf(arch))
+    assert caught.value.field == "general.architecture"
+
+
 def test_a_tensor_the_architecture_does_not_have_is_named(write_gguf: Any) -> None:
     with pytest.raises(CheckpointError, match=r"blk\.0\.attn_qkv\.weight"):
         open_gguf(write_gguf(tensors={"blk.0.attn_qkv.weight": np.ones((4, 64), dtype=np.float32)}))

@@ -89,6 +89,10 @@ FAMILIES: dict[str, Family] = {
 # A GGUF of architecture "llama" may have been a Mistral: the arithmetic is the same.
 GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
+# Known families whose GGUF files are not: Gemma's vocabularies take no space in front of a text, which GGUF's other
+# SentencePiece vocabularies do, and BLOOM's have a pre-tokenizer of their own.
+FOLDER_ONLY = frozenset({"gemma2", "gemma3", "bloom"})
+
 # Far above any model, low enough that arithmetic on sizes stays harmless.
 LIMITS = {
     "vocab_size": 1 << 24,

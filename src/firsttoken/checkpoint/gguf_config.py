@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from firsttoken.checkpoint.families import FAMILIES, GGUF_ARCHITECTURES, check_config
+from firsttoken.checkpoint.families import FAMILIES, FOLDER_ONLY, GGUF_ARCHITECTURES, check_config
 from firsttoken.checkpoint.generation import check_generation
 from firsttoken.checkpoint.gguf import GGUFFile
 from firsttoken.checkpoint.gguf_metadata import GGUFMetadata
@@ -44,6 +44,10 @@ def read_config(file: GGUFFile) -> ModelConfig:
     """`ModelConfig` of a llama, qwen2 or qwen3 file; raises `CheckpointError` for what cannot be honoured."""
     meta = file.metadata
     arch = meta.text("general.architecture")
+    if arch in FOLDER_ONLY:
+        raise meta.fail(
+            "general.architecture", f"{arch} models are not read from GGUF files: use the folder in Hugging Face layout"
+        )
     if arch not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
         raise meta.fail("general.architecture", f"{arch!r} is not a known architecture; known are {known}")
