@@ -24,6 +24,8 @@ IDENTITY = (
 # How the rows of a table are told apart, and what is compared in them.
 _STEP_KEY = ("kind", "decode_rows", "context", "prefill_tokens", "prefill_start")
 _LAYOUT_KEY = ("tensor", "layout")
+# 103 against 100 is 3 % worse, though binary fractions make it a little more.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def judge(case: str, old: float | None, new: float | None, tolerance: float, *, 
         return Comparison(case, old, new, None, "worse" if worse else "same" if new == 0 else "better")
     ratio = new / old
     loss = 1 - ratio if higher else ratio - 1
-    verdict: Verdict = "worse" if loss > tolerance else "better" if loss < -tolerance else "same"
+    bound = tolerance + _ROUNDING
+    verdict: Verdict = "worse" if loss > bound else "better" if loss < -bound else "same"
     return Comparison(case, old, new, ratio, verdict)
 
 

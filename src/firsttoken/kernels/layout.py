@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+
+import torch
 
 Capability = tuple[int, int]
 
@@ -18,7 +19,6 @@ VECTOR_BYTES = 16
 SECTOR_BYTES = 32
 # From Volta on, convolutions on tensor cores read channels innermost.
 CHANNELS_LAST_SINCE: Capability = (7, 0)
-CHANNEL_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -56,28 +56,28 @@ def choose_layout(
             f"a {kind!r} tensor needs {ranks[kind]} sizes of 1 or more, got {shape} and head_dim {head_dim}"
         )
     if kind == "kv":
-        return _kv(shape, head_dim, size, capability)
+        return _kv(shape, head_dim, size)
     if kind == "weight":
         return _weight(shape, size, capability)
     return _conv(shape, size, capability)
 
 
-def _kv(shape: tuple[int, ...], head_dim: int, size: int, capability: Capability | None) -> Layout:
+def device_capability(device: str) -> Capability | None:
+    """What `choose_layout` asks for: a CUDA device's compute capability, None for any other device."""
+    return torch.cuda.get_device_capability(device) if device.partition(":")[0] == "cuda" else None
+
+
+def _kv(shape: tuple[int, ...], head_dim: int, size: int) -> Layout:
     _, kv_heads, block_tokens = shape
-    tile = block_tokens * head_dim * size
-    if kv_heads > 1 or head_dim * size % SECTOR_BYTES:
-        why = (
-            f"a head's {block_tokens} tokens in one piece of {tile} bytes, where token-major order has pieces of "
-            f"{head_dim * size}"
-        )
-    else:
-        why = "with one KV head both orders are the same"
-    if capability is not None and tile % VECTOR_BYTES:
-        raise ValueError(
-            f"head_dim {head_dim} gives KV tiles of {tile} bytes, which a GPU cannot read in whole vectors of "
-            f"{VECTOR_BYTES}: no kernel reads such a cache"
-        )
-    return Layout("kv", "slab_heads", ("block", "layer", "k_or_v", "head", "token", "dim"), tile, why)
+    run = block_tokens * head_dim * size
+    # Every attention kernel reads this order; the others that are measured differ in the pieces that a head's reader
+    # finds, and in whether a block can be moved between memories in one copy.
+    why = f"a head's {block_tokens} tokens in one piece of {run} bytes"
+    if kv_heads > 1:
+        why += f", not in pieces of {head_dim * size}"
+        if head_dim * size % SECTOR_BYTES:
+            why += f" that share sectors of {SECTOR_BYTES}"
+    return Layout("kv", "slab_heads", ("block", "layer", "k_or_v", "head", "token", "dim"), run, why)
 
 
 def _weight(shape: tuple[int, ...], size: int, capability: Capability | None) -> Layout:
@@ -94,15 +94,11 @@ def _weight(shape: tuple[int, ...], size: int, capability: Capability | None) ->
 
 
 def _conv(shape: tuple[int, ...], size: int, capability: Capability | None) -> Layout:
-    channels, pixels = shape[1], prod(shape[2:])
-    if capability is not None:
-        if capability >= CHANNELS_LAST_SINCE and channels * size % VECTOR_BYTES == 0:
-            nhwc = ("batch", "height", "width", "channel")
-            return Layout("conv", "nhwc", nhwc, channels * size, "tensor cores sum over channels, innermost here")
-    elif channels % CHANNEL_BLOCK == 0:
-        blocked = ("batch", "channel_block", "height", "width", "channel")
-        run = CHANNEL_BLOCK * size
-        return Layout("conv", "nchw16c", blocked, run, f"{CHANNEL_BLOCK} channels fill the CPU's vectors")
+    channels, pixels = shape[1], shape[2] * shape[3]
+    fills = channels * size % VECTOR_BYTES == 0
+    if fills and (capability is None or capability >= CHANNELS_LAST_SINCE):
+        nhwc = ("batch", "height", "width", "channel")
+        return Layout("conv", "nhwc", nhwc, channels * size, "a sum runs over channels, which lie together here")
     nchw = ("batch", "channel", "height", "width")
-    why = f"{channels} channels do not fill vectors: pixels, of which there are {pixels}, do"
-    return Layout("conv", "nchw", nchw, pixels * size, why)
+    why = "this device has no matrix units that read channels" if fills else f"{channels} channels do not fill vectors"
+    return Layout("conv", "nchw", nchw, pixels * size, f"{why}: pixels do")

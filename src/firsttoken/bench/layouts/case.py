@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import torch
 
 from firsttoken.bench.layouts.timing import Operation
 
+_DRAWN = 1 << 20
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -30,8 +32,10 @@ class Setting:
         return self.torch_dtype.itemsize
 
     def random(self, *shape: int) -> torch.Tensor:
-        """Standard normal numbers of the setting's type."""
-        return torch.randn(shape, device=self.device, dtype=self.torch_dtype)
+        """Standard normal numbers of the setting's type; a large tensor repeats some, as drawing takes long."""
+        count = prod(shape)
+        some = torch.randn(min(count, _DRAWN), device=self.device, dtype=torch.float32).to(self.torch_dtype)
+        return some.repeat(-(-count // len(some)))[:count].view(shape)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from firsttoken.bench.layouts.timing import Operation
 
 KERNEL = 3
 CHANNEL_BLOCK = 16
+OPERATIONS = 4
 OUTPUTS = 16  # few output channels: more reading than arithmetic
 LAYOUTS = ("nchw", "nhwc", "nchw16c")
 SHAPES = ((64, 56), (256, 28))  # (channels, height and width)
@@ -21,7 +22,7 @@ SHAPES = ((64, 56), (256, 28))  # (channels, height and width)
 
 @dataclass(frozen=True)
 class Windows:
-    """Copies all windows of one input to ``[pixels, 9, channels]``: the rows of the matrix that is multiplied."""
+    """Copies all windows of some inputs to ``[pixels, 9, channels]``: the rows of the matrix that is multiplied."""
 
     layout: str
     channels: int
@@ -31,27 +32,26 @@ class Windows:
         inner = self.side - KERNEL + 1
         read = self.channels * self.side**2
         written = inner**2 * KERNEL**2 * self.channels
-        images = max(1, setting.nbytes // ((read + written) * setting.element_bytes))
-        out = torch.empty(
-            (inner, inner, KERNEL, KERNEL, self.channels), device=setting.device, dtype=setting.torch_dtype
-        )
-        operations = [self._operation(self._windows(setting), out) for _ in range(images)]
-        return Case(operations, (read + written) * setting.element_bytes)
+        per_image = (read + written) * setting.element_bytes
+        images = max(1, setting.nbytes // (per_image * OPERATIONS))
+        operations = [self._operation(self._windows(setting, images)) for _ in range(OPERATIONS)]
+        return Case(operations, images * per_image)
 
-    def _windows(self, setting: Setting) -> torch.Tensor:
-        """A view ``[y, x, ky, kx, channel]``, or with the channel split in blocks, of one image in this layout."""
+    def _windows(self, setting: Setting, images: int) -> torch.Tensor:
+        """A view ``[image, y, x, ky, kx, channel]``, or with the channel split in blocks, of inputs in this layout."""
         c, side = self.channels, self.side
         if self.layout == "nchw":
-            image = setting.random(c, side, side).permute(1, 2, 0)
+            inputs = setting.random(images, c, side, side).permute(0, 2, 3, 1)
         elif self.layout == "nhwc":
-            image = setting.random(side, side, c)
+            inputs = setting.random(images, side, side, c)
         else:
-            image = setting.random(c // CHANNEL_BLOCK, side, side, CHANNEL_BLOCK).permute(1, 2, 0, 3)
-        windows = image.unfold(0, KERNEL, 1).unfold(1, KERNEL, 1)  # [y, x, channel(s), ky, kx]
-        return windows.movedim((-2, -1), (2, 3))
+            blocks = c // CHANNEL_BLOCK
+            inputs = setting.random(images, blocks, side, side, CHANNEL_BLOCK).permute(0, 2, 3, 1, 4)
+        windows = inputs.unfold(1, KERNEL, 1).unfold(2, KERNEL, 1)  # [image, y, x, channel(s), ky, kx]
+        return windows.movedim((-2, -1), (3, 4))
 
-    def _operation(self, windows: torch.Tensor, out: torch.Tensor) -> Operation:
-        target = out.view(windows.shape)
+    def _operation(self, windows: torch.Tensor) -> Operation:
+        target = torch.empty(windows.shape, device=windows.device, dtype=windows.dtype)
         return lambda: target.copy_(windows)
 
 

@@ -35,9 +35,7 @@ class Gather:
     def __call__(self, setting: Setting) -> Case:
         per_block = 2 * self.kv_heads * BLOCK_TOKENS * self.head_dim * setting.element_bytes
         blocks = max(1, setting.nbytes // (per_block * LAYERS))
-        storage = torch.randn(
-            blocks * LAYERS * per_block // setting.element_bytes, device=setting.device, dtype=torch.float32
-        ).to(setting.torch_dtype)
+        storage = setting.random(blocks * LAYERS * per_block // setting.element_bytes)
         table = torch.randperm(blocks, device=setting.device)
         operations = [self._operation(storage, layer, table) for layer in range(LAYERS)]
         return Case(operations, 2 * blocks * per_block)  # read and written

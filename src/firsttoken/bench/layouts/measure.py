@@ -53,14 +53,13 @@ def measure_layouts(
     peak, source = _peak(setting, name, config.seconds)
     cases = [case for case in (all_measured() if measured is None else measured) if case.applies(setting)]
     rows: list[dict[str, Any]] = []
-    for case in cases:
-        say(f"{case.tensor}: {case.layout}")
-        prepared = case.prepare(setting)
-        gb_s = prepared.nbytes / seconds_per_operation(prepared.operations, device, config.seconds) / 1e9
-        rows.append({"tensor": case.tensor, "layout": case.layout, "gb_s": gb_s, "share_of_peak": gb_s / peak})
-        del prepared
-    order = list(dict.fromkeys(case.tensor for case in cases))
-    rows.sort(key=lambda row: (order.index(row["tensor"]), -row["gb_s"]))
+    for tensor in dict.fromkeys(case.tensor for case in cases):
+        say(tensor)
+        found = _bandwidths([case for case in cases if case.tensor == tensor], setting, config.seconds)
+        rows += [
+            {"tensor": tensor, "layout": layout, "gb_s": gb_s, "share_of_peak": gb_s / peak}
+            for layout, gb_s in sorted(found.items(), key=lambda item: -item[1])
+        ]
     return {
         "device": device,
         **({"device_name": name} if name else {}),
@@ -82,6 +81,13 @@ def _device(name: str) -> str:
     return name
 
 
+def _bandwidths(cases: Sequence[Measured], setting: Setting, seconds: float) -> dict[str, float]:
+    """GB/s by layout of one tensor."""
+    prepared = [case.prepare(setting) for case in cases]
+    took = seconds_per_operation([one.operations for one in prepared], setting.device, seconds * len(cases))
+    return {case.layout: one.nbytes / seconds / 1e9 for case, one, seconds in zip(cases, prepared, took, strict=True)}
+
+
 def _peak(setting: Setting, device_name: str, seconds: float) -> tuple[float, str]:
     """GB/s, and where the figure is from: the table of measured read roofs, else a plain copy measured now."""
     roof = read_roof_gb_s(device_name)
@@ -90,7 +96,7 @@ def _peak(setting: Setting, device_name: str, seconds: float) -> tuple[float, st
     half = setting.nbytes // 2
     source = torch.ones(half, dtype=torch.uint8, device=setting.device)
     target = torch.empty_like(source)
-    took = seconds_per_operation([lambda: target.copy_(source)], setting.device, seconds)
+    took = seconds_per_operation([[lambda: target.copy_(source)]], setting.device, seconds)[0]
     return 2 * half / took / 1e9, "a contiguous copy, measured in this run"
 
 

@@ -14,19 +14,22 @@ Operation = Callable[[], object]
 MIN_ROUNDS = 3
 
 
-def seconds_per_operation(operations: Sequence[Operation], device: str, budget_s: float) -> float:
-    """Median seconds of one of ``operations``, run one after the other again and again for about ``budget_s``.
+def seconds_per_operation(candidates: Sequence[Sequence[Operation]], device: str, budget_s: float) -> list[float]:
+    """Median seconds of one operation of each candidate, all measured in turns for about ``budget_s`` together, so that
+    a device that drifts slows all alike.
 
-    They should read different data, more in all than caches hold. On CUDA they are captured in one graph, since a
-    launch from the host takes longer than most of them.
+    A candidate's operations are run one after the other and should read different data, more in all than caches hold.
+    On CUDA they are captured in one graph, since a launch from the host takes longer than most of them.
     """
-    run = _captured(operations) if device == "cuda" else _in_turn(operations)
-    run()
-    took: list[float] = []
+    runs = [_captured(operations) if device == "cuda" else _in_turn(operations) for operations in candidates]
+    for run in runs:
+        run()
+    took: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + budget_s
-    while len(took) < MIN_ROUNDS or time.perf_counter() < end:
-        took.append(run())
-    return statistics.median(took) / len(operations)
+    while len(took[-1]) < MIN_ROUNDS or time.perf_counter() < end:
+        for times, run in zip(took, runs, strict=True):
+            times.append(run())
+    return [statistics.median(times) / len(operations) for times, operations in zip(took, candidates, strict=True)]
 
 
 def _in_turn(operations: Sequence[Operation]) -> Callable[[], float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 
@@ -12,14 +11,16 @@ from firsttoken.bench.layouts.case import Case, Measured, Setting
 from firsttoken.bench.layouts.timing import Operation
 
 TILE = 64
-LAYOUTS = ("rows", "columns", "tiles", "rows_padded")
-# Elements behind each row of "rows_padded": one vector of 16 bytes in the shortest type.
-PAD = 8
+# Elements that fill one vector of 16 bytes in the shortest type: rows of a multiple need no padding.
+VECTOR = 8
+# The last one's rows do not fill whole vectors.
+SHAPES = ((28672, 4096), (4096, 4096), (4096, 14336), (2048, 2048), (4096, 4097))
 
 
 @dataclass(frozen=True)
 class Product:
-    """``y [rows] = W x``, W kept row by row, column by column, in square tiles, or in rows with a gap between."""
+    """``y [rows] = W x``, W kept row by row, column by column, in square tiles, or in rows that begin at whole
+    vectors."""
 
     layout: str
     rows: int
@@ -37,7 +38,7 @@ class Product:
             rows = setting.random(self.rows, self.columns)
             return lambda: torch.mv(rows, x, out=y)
         if self.layout == "rows_padded":
-            padded = setting.random(self.rows, self.columns + PAD)[:, : self.columns]
+            padded = setting.random(self.rows, -(-self.columns // VECTOR) * VECTOR)[:, : self.columns]
             return lambda: torch.mv(padded, x, out=y)
         if self.layout == "columns":
             columns = setting.random(self.columns, self.rows).t()
@@ -48,8 +49,11 @@ class Product:
 
 
 def measured() -> Iterator[Measured]:
-    """The projections of an 8B and of a 1B model that differ most in shape."""
-    for (rows, columns), layout in product(((28672, 4096), (4096, 4096), (4096, 14336), (2048, 2048)), LAYOUTS):
-        yield Measured(
-            f"weight {rows}x{columns}", layout, Product(layout, rows, columns), asked=("weight", (rows, columns), 0)
-        )
+    """The projections of an 8B and of a 1B model that differ most in shape, and one that is badly aligned."""
+    for rows, columns in SHAPES:
+        layouts = ["rows", "columns"]
+        layouts.append("tiles" if columns % TILE == 0 else "rows_padded")
+        for layout in layouts:
+            yield Measured(
+                f"weight {rows}x{columns}", layout, Product(layout, rows, columns), asked=("weight", (rows, columns), 0)
+            )

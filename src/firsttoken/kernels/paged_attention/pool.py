@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from firsttoken.core.kv_format import KVFormat
+from firsttoken.kernels.layout import choose_layout, device_capability
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -30,7 +31,18 @@ class KVPool:
         f = kv_format
         self.format = f
         self.num_blocks = num_blocks
-        shape = (num_blocks, f.layers, 2, f.kv_heads, f.block_tokens, f.head_dim)
+        layout = choose_layout(
+            "kv", (f.layers, f.kv_heads, f.block_tokens), f.head_dim, f.dtype, device_capability(device)
+        )
+        sizes = {
+            "block": num_blocks,
+            "layer": f.layers,
+            "k_or_v": 2,
+            "head": f.kv_heads,
+            "token": f.block_tokens,
+            "dim": f.head_dim,
+        }
+        shape = [sizes[dim] for dim in layout.dims]
         self.storage = torch.empty(shape, dtype=_DTYPES[f.dtype], device=device)
         # A tile is the [block_tokens, head_dim] of one (block, layer, K or V, head). Views that start at a layer's
         # first tile let one index, made for layer 0, serve every layer.
