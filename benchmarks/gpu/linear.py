@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 import torch
-from benchmarks.gpu import linear_checks
 from torch import Tensor
 
+from benchmarks.gpu import linear_checks
 from firsttoken.kernels.linear import LinearConfig, OpKind, row_bucket
 from firsttoken.kernels.linear.tune import candidates
 from firsttoken.kernels.rms_norm.triton import add_rms_norm
