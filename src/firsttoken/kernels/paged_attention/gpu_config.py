@@ -23,7 +23,7 @@ class DecodeConfig:
     ``block_tokens``: keys a tile. ``splits``: programs a (row, KV head); a row's own length decides on the device how
     many of them have work. ``min_split``: least keys worth a split of their own. ``stages``: tiles in flight in the
     loop. ``dot``: matrix cores (any group) or CUDA cores (lowest latency for small groups). ``combine``: how splits
-    meet, see `triton_decode`. Raises ValueError for sizes the kernel cannot have.
+    meet, see `triton_decode`. ``max_registers`` a thread lets more programs share an SM. Raises ValueError for sizes the kernel cannot have.
     """
 
     block_tokens: int = 32
@@ -33,6 +33,7 @@ class DecodeConfig:
     stages: int = 3
     dot: bool = True
     combine: Combine = "words"
+    max_registers: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("block_tokens", "splits", "warps"):

@@ -32,21 +32,28 @@ def compute_type(kv: Tensor) -> tl.dtype:
 
 
 @triton.jit
-def load_heads(pointers, mask, eps, weight, pairs, pairs_mask, NORM: tl.constexpr, D: tl.constexpr):
-    """Heads ``[R, D / 2, 2]`` (pair order) as float32, through RMSNorm over each head where ``NORM``."""
+def load_heads(pointers, mask, eps, weight, offs_d, NORM: tl.constexpr, D: tl.constexpr):
+    """Heads ``[R, DP]`` as float32, through RMSNorm over each head where ``NORM`` (``weight`` float32 ``[D]``)."""
     x = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
     if NORM:
-        square = tl.sum(tl.sum(x * x, 2), 1)
-        gain = tl.load(weight + pairs, mask=pairs_mask, other=0.0)
-        x = x * tl.rsqrt(square / D + eps)[:, None, None] * gain[None, :, :]
+        gain = tl.load(weight + offs_d, mask=offs_d < D, other=0.0)
+        x = x * tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None] * gain[None, :]
     return x
 
 
 @triton.jit
-def rotate(x, cos, sin):
-    """RoPE of pairs ``x [R, D / 2, 2]`` by ``cos, sin`` (broadcastable to ``[R, D / 2]``)."""
-    even, odd = tl.split(x)
-    return tl.join(even * cos - odd * sin, even * sin + odd * cos)
+def load_turns(cos_sin, positions, there, offs_d, D: tl.constexpr, DP: tl.constexpr):
+    """Cosines and sines ``[R, DP / 2]`` of ``positions [R]``."""
+    at = cos_sin + positions.to(tl.int64)[:, None] * D + offs_d[None, :]
+    turns = tl.load(at, mask=there[:, None] & (offs_d < D)[None, :], other=0.0)
+    return tl.split(tl.reshape(turns, [positions.shape[0], DP // 2, 2]))
+
+
+@triton.jit
+def rotate(x, cos, sin, R: tl.constexpr, DP: tl.constexpr):
+    """RoPE of ``x [R, DP]`` in pair order by ``cos, sin`` ``[R or 1, DP / 2]``. Pairs stay within a thread."""
+    even, odd = tl.split(tl.reshape(x, [R, DP // 2, 2]))
+    return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), [R, DP])
 
 
 @triton.jit

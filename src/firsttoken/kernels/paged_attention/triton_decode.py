@@ -34,6 +34,7 @@ from firsttoken.kernels.paged_attention.triton import (
     finish_scores,
     kv_format_of,
     load_heads,
+    load_turns,
     rotate,
 )
 
@@ -113,7 +114,9 @@ def decode(
     padded_dim = next_power_of_two(head_dim)
     combined = min(config.splits, max(1, _COMBINED * config.warps // 4 // (group_tile * padded_dim)))
     q_weight, k_weight, eps = qk_norm if qk_norm is not None else (None, None, 0.0)
-    options = {"launch_pdl": True} if pdl else {}
+    options: dict[str, int | bool] = {"launch_pdl": True} if pdl else {}
+    if config.max_registers is not None:
+        options["maxnreg"] = config.max_registers
     _decode_kernel[(kv_heads, rows, config.splits)](
         qkv,
         kv,
@@ -254,9 +257,10 @@ def _decode_kernel(
     head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
-    if PDL and not EARLY_ROWS:
+    if PDL:
         gdc_launch_dependents()
-        gdc_wait()
+        if not EARLY_ROWS:
+            gdc_wait()
     position = tl.load(positions + row)
     slot = tl.load(slots + row)
     # Keys before the new token: [first, position), read from the page boundary below.
@@ -268,7 +272,6 @@ def _decode_kernel(
     if (position < 0) | (split >= active):
         # Waiting keeps the chain of dependent launches whole, also for a program that needs nothing.
         if PDL and EARLY_ROWS:
-            gdc_launch_dependents()
             gdc_wait()
         return
     begin = base + split * share
@@ -283,42 +286,35 @@ def _decode_kernel(
     at = begin + offs_t
     seen = (at < end) & (at >= first)
     blocks = tl.load(table + at // PAGE, mask=seen, other=0)
-    k = _load_tile(tile, blocks, at, seen, offs_d, block_stride, PAGE, D, DP)
-    v = _load_tile(tile + VALUES, blocks, at, seen, offs_d, block_stride, PAGE, D, DP)
+    k = _load_tile(tile, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
+    v = _load_tile(tile + VALUES, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
     at += BT
     blocks = tl.load(table + at // PAGE, mask=at < end, other=0)
     new_block = tl.load(table + position // PAGE)
 
-    # [heads, D / 2, 2]: rotated pairs are neighbours.
     offs_g = tl.arange(0, GROUP_TILE)
-    offs_pair = tl.arange(0, DP // 2)
-    pairs = offs_pair[:, None] * 2 + tl.arange(0, 2)[None, :]
-    pairs_in = pairs < D
     heads_in = offs_g < GROUP
     if ROPE:
-        turn = tl.load(cos_sin + position.to(tl.int64) * D + pairs, mask=pairs_in, other=0.0)
-        cos, sin = tl.split(turn)
+        cos, sin = load_turns(cos_sin, position + tl.zeros([1], tl.int32), tl.full([1], 1, tl.int1), offs_d, D, DP)
     slope = tl.zeros([GROUP_TILE], tl.float32)
     if ALIBI:
         slope = tl.load(slopes + head * GROUP + offs_g, mask=heads_in, other=0.0)
     if PDL and EARLY_ROWS:
-        gdc_launch_dependents()
         gdc_wait()
 
     source = qkv + row.to(tl.int64) * qkv_stride
-    q_at = source + (head * GROUP + offs_g)[:, None, None] * D + pairs[None, :, :]
-    q = load_heads(q_at, heads_in[:, None, None] & pairs_in[None, :, :], eps, q_weight, pairs, pairs_in, NORM, D)
-    new_at = source + (KV_HEADS * GROUP + head) * D
-    new_k = load_heads(
-        new_at + pairs[None, :, :], newest & pairs_in[None, :, :], eps, k_weight, pairs, pairs_in, NORM, D
-    )
+    whole = heads_in[:, None] & (offs_d < D)[None, :]
     new_in = newest & (offs_d < D)
-    new_v = tl.load(new_at + KV_HEADS * D + offs_d, mask=new_in, other=0.0).to(kv.dtype.element_ty)
+    q_at = source + (head * GROUP + offs_g)[:, None] * D + offs_d[None, :]
+    q = load_heads(q_at, whole, eps, q_weight, offs_d, NORM, D)
+    new_at = source + (KV_HEADS * GROUP + head) * D + offs_d
+    new_k = load_heads(new_at[None, :], new_in[None, :], eps, k_weight, offs_d, NORM, D)
+    new_v = tl.load(new_at + KV_HEADS * D, mask=new_in, other=0.0).to(kv.dtype.element_ty)
     if ROPE:
-        q = rotate(q, cos[None, :], sin[None, :])
-        new_k = rotate(new_k, cos[None, :], sin[None, :])
-    q = tl.reshape(q, [GROUP_TILE, DP]).to(COMPUTE)
-    new_k = tl.reshape(new_k, [1, DP]).to(kv.dtype.element_ty)
+        q = rotate(q, cos, sin, GROUP_TILE, DP)
+        new_k = rotate(new_k, cos, sin, 1, DP)
+    q = q.to(COMPUTE)
+    new_k = new_k.to(kv.dtype.element_ty)
 
     new_tile = tile + new_block.to(tl.int64) * block_stride + (position % PAGE) * D
     tl.store(new_tile + offs_d[None, :], new_k, mask=new_in[None, :])
@@ -338,8 +334,8 @@ def _decode_kernel(
     for start in tl.range(begin + BT, end, BT, num_stages=STAGES):
         at = start + offs_t
         seen = at < end
-        k = _load_tile(tile, blocks, at, seen, offs_d, block_stride, PAGE, D, DP)
-        v = _load_tile(tile + VALUES, blocks, at, seen, offs_d, block_stride, PAGE, D, DP)
+        k = _load_tile(tile, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
+        v = _load_tile(tile + VALUES, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
         # The next tile's blocks, a turn ahead: K and V then wait for no other load.
         blocks = tl.load(table + (at + BT) // PAGE, mask=at + BT < end, other=0)
         top, total, acc = _attend_tile(
@@ -348,7 +344,6 @@ def _decode_kernel(
     acc = acc / total[:, None]
 
     target = out + row.to(tl.int64) * out_stride + head * (GROUP * D)
-    whole = heads_in[:, None] & (offs_d < D)[None, :]
     if SPLITS == 1:
         tl.store(target + offs_g[:, None] * D + offs_d[None, :], acc.to(out.dtype.element_ty), mask=whole)
     else:
@@ -375,12 +370,25 @@ def _decode_kernel(
 
 
 @triton.jit
-def _load_tile(tile, blocks, at, seen, offs_d, block_stride, PAGE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """K or V ``[BT, DP]`` as stored, zero where not ``seen``: what an earlier owner left there may be NaN."""
+def _load_tile(
+    tile, blocks, at, seen, block_stride, PAGE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr
+):
+    """K or V as stored, ``[BT, DP]`` or for CUDA cores ``[1, BT, DP]``; zero where not ``seen``: what an earlier owner
+    left there may be NaN.
+
+    The third dimension gives the loads the layout in which they are multiplied, so that nothing moves between threads.
+    """
+    offs_d = tl.arange(0, DP)
     rows = tile + blocks.to(tl.int64) * block_stride + at % PAGE * D
-    if D == DP:
-        return tl.load(rows[:, None] + offs_d[None, :], mask=seen[:, None], other=0.0)
-    return tl.load(rows[:, None] + offs_d[None, :], mask=seen[:, None] & (offs_d < D)[None, :], other=0.0)
+    if DOT:
+        pointers, mask = rows[:, None] + offs_d[None, :], seen[:, None]
+        if D != DP:
+            mask = mask & (offs_d < D)[None, :]
+    else:
+        pointers, mask = rows[None, :, None] + offs_d[None, None, :], seen[None, :, None]
+        if D != DP:
+            mask = mask & (offs_d < D)[None, None, :]
+    return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -409,7 +417,7 @@ def _attend_tile(
     if DOT:
         raw = tl.dot(q, tl.trans(k), input_precision="ieee")
     else:
-        raw = tl.sum(q.to(tl.float32)[:, None, :] * k.to(tl.float32)[None, :, :], 2)
+        raw = tl.sum(q.to(tl.float32)[:, None, :] * k.to(tl.float32), 2)
     scores = finish_scores(raw, (at - position)[None, :], slope[:, None], scale, softcap, SOFTCAP, ALIBI)
     scores = tl.where(seen[None, :], scores, float("-inf"))
     grown = tl.maximum(top, tl.max(scores, 1))
@@ -420,7 +428,7 @@ def _attend_tile(
     if DOT:
         acc = tl.dot(p.to(COMPUTE), v, acc, input_precision="ieee")
     else:
-        acc += tl.sum(p[:, :, None] * v.to(tl.float32)[None, :, :], 1)
+        acc += tl.sum(p[:, :, None] * v.to(tl.float32), 1)
     return grown, total, acc
 
 
@@ -488,15 +496,15 @@ def _read_words(weights_at, weights_in, parts_at, parts_in, COMPILED: tl.constex
     """
     weight = tl.load(weights_at, mask=weights_in, other=0, volatile=True)
     part = tl.load(parts_at, mask=parts_in, other=0, volatile=True)
-    missing = _missing(weight, part)
+    missing = tl.max((part == _EMPTY).to(tl.int32))
     reads = 0
     while (missing > 0) & (reads < _MAX_READS):
         weight = tl.load(weights_at, mask=weights_in, other=0, volatile=True)
         part = tl.load(parts_at, mask=parts_in, other=0, volatile=True)
-        missing = _missing(weight, part)
+        missing = tl.max((part == _EMPTY).to(tl.int32))
         reads += 1
     if COMPILED:
-        # An element may lie in several threads, of which `_missing` asked one: the others look at their own copy.
+        # An element may lie in several threads, of which the loop asked one; weights it has not asked for at all.
         weight = _settled(weight, weights_at)
         part = _settled(part, parts_at)
     tl.debug_barrier()
@@ -529,11 +537,3 @@ def _settled(word, at):
         is_pure=False,
         pack=1,
     )
-
-
-@triton.jit
-def _missing(weight, part):
-    """Nonzero where a word has not been written; one reduction across warps for both."""
-    by_part = tl.max(tl.max((part == _EMPTY).to(tl.int32), 2), 0)
-    by_weight = tl.max((weight == _EMPTY).to(tl.int32), 0)
-    return tl.max(by_part + by_weight, 0)
