@@ -98,9 +98,9 @@ class Scratch:
     ``arrived`` and ``num_found`` int32 [R] are counters that start at 0 and return to it. ``values`` float32 and
     ``indices`` int32 [R, tiles] hold the partial maxima that `partials` makes; ``top`` and ``spread`` float32 [R] the
     largest logit (-inf: the row has an error) and its distance from the mean of the partial maxima; ``bounds`` float64
-    [R, BOUNDS] where the search for a threshold stands, ``sums`` float32 [R, chunks, LEVELS] its partial sums, ``found``
-    int32 [R, LISTED] its candidates; ``cut_value`` float32 and ``cut_id`` int32 [R] its result: the last token kept;
-    ``scores`` float32 and ``score_ids`` int32 [R, chunks] each chunk's best draw.
+    [R, BOUNDS] where the search for a threshold stands, ``sums`` float32 [R, chunks, LEVELS] its partial sums,
+    ``found`` int32 [R, LISTED] its candidates; ``cut_value`` float32 and ``cut_id`` int32 [R] its result: the last
+    token kept; ``scores`` float32 and ``score_ids`` int32 [R, chunks] each chunk's best draw.
     """
 
     top: Tensor
@@ -170,11 +170,11 @@ class Step:
     """The operands of one step's sampling kernels, all contiguous and on one device (but ``out``).
 
     ``logits`` float32 [R, V], left unchanged. Row i belongs to slot ``slots[i]`` and chooses the token at
-    ``positions[i]`` of its request (both int32 [R]; a negative one marks padding, which is passed over). ``table`` int32
-    [slots, L] holds the requests' tokens and receives the chosen ones. ``state`` float64 [slots, WORDS]; ``edit_ids``
-    int32 and ``edit_values`` float32 [slots, C] hold each slot's bias, followed by the ids that its minimum length
-    forbids. ``values`` and ``indices`` float32 and int32 [R, P] are maxima of consecutive pieces of the row (NaN above
-    all, the lowest index at ties) as the head leaves them, or those of ``scratch``.
+    ``positions[i]`` of its request (both int32 [R]; a negative one marks padding, which is passed over). ``table``
+    int32 [slots, L] holds the requests' tokens and receives the chosen ones. ``state`` float64 [slots, WORDS];
+    ``edit_ids`` int32 and ``edit_values`` float32 [slots, C] hold each slot's bias, followed by the ids that its
+    minimum length forbids. ``values`` and ``indices`` float32 and int32 [R, P] are maxima of consecutive pieces of the
+    row (NaN above all, the lowest index at ties) as the head leaves them, or those of ``scratch``.
     """
 
     logits: Tensor

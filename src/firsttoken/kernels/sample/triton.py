@@ -68,7 +68,7 @@ def row_source(logits, work, own, position, row, V: tl.constexpr, EDITED: tl.con
     """Where the logits lie that decide the row."""
     at = row.to(tl.int64) * V
     source = logits + at
-    if EDITED:
+    if EDITED:  # noqa: SIM102  # the compiler drops the outer branch
         if is_edited(own, position):
             source = work + at
     return source
@@ -105,8 +105,8 @@ def row_key(own, position):
 def gumbel(ids, low, high):
     """Gumbel noise float32 for token ``ids`` under the row's key.
 
-    32 random bits give v in (0, 1), and ``e = -log(1 - v)`` is exponential. What wins is a small e, so v is precise near
-    0, where the logarithm's argument would round to 1: there its series is summed.
+    32 random bits give v in (0, 1), and ``e = -log(1 - v)`` is exponential. What wins is a small e, so v is precise
+    near 0, where the logarithm's argument would round to 1: there its series is summed.
     """
     bits = _mix32(_mix32(ids.to(tl.uint32) ^ low) + high)
     v = tl.minimum(bits.to(tl.float32) * _STEP + 0.5 * _STEP, _BELOW_ONE)
@@ -216,7 +216,7 @@ def _draw(
     x = tl.load(source + ids, mask=ids < V, other=-float("inf"))
     y = (largest - x) * inverse
     kept = (x > -float("inf")) & (y <= farthest)
-    if SEARCHED:
+    if SEARCHED:  # noqa: SIM102  # the compiler drops the outer branch
         if (flags & (HAS_TOP_K | HAS_TOP_P)) != 0:
             value = tl.load(cut_value + row)
             kept = kept & ((x > value) | ((x == value) & (ids <= tl.load(cut_id + row))))
@@ -272,8 +272,8 @@ def finish(step: Step, *, check_edited: bool = False, edited: bool = False) -> N
     block = min(triton.next_power_of_2(parts), 8192)
     launch(
         _finish, (step.rows,), values, indices, step.state, step.slots, step.positions, scratch.top, scratch.spread,
-        step.table, out.tokens, out.errors, step.table.shape[1], P=parts, BLOCK=block, CHECK_EDITED=check_edited or edited,
-        EDITED=edited, pdl=step.pdl, num_warps=16 if long else 4,
+        step.table, out.tokens, out.errors, step.table.shape[1], P=parts, BLOCK=block,
+        CHECK_EDITED=check_edited or edited, EDITED=edited, pdl=step.pdl, num_warps=16 if long else 4,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """What changes a row's logits before a token is chosen: bias, minimum length, penalties, in this order.
 
 The raw logits stay as they are, for the log-probabilities: rows with edits get a copy. Penalties keep no state of their

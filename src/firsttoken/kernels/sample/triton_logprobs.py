@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Log-probabilities of the raw logits: the chosen token's, its rank and the most likely tokens.
 
 All programs of a row look at their chunk: its largest logit, mass, tokens ahead of the chosen one and best tokens; then
@@ -47,7 +47,7 @@ def _survey_chunks(
     tl.store(masses + at * 2 + 1, mass)
     tl.store(above + at, tl.sum(ahead.to(tl.int32), 0))
     ranks = tl.where(x > -float("inf"), rank_of(x, ids), _NO_RANK)
-    for index in range(0, tl.load(own + NUM_LOGPROBS).to(tl.int32)):
+    for index in range(tl.load(own + NUM_LOGPROBS).to(tl.int32)):
         highest = tl.max(ranks, 0)
         tl.store(best + at * MAX_TOP + index, highest)
         ranks = tl.where(ranks == highest, _NO_RANK, ranks)
@@ -81,7 +81,7 @@ def _report(
     candidate = tl.arange(0, CANDIDATES)
     filled = (candidate < P * MAX_TOP) & (candidate % MAX_TOP < wanted)
     ranks = tl.load(best + row * (P * MAX_TOP) + candidate, mask=filled, other=_NO_RANK)
-    for index in range(0, wanted):
+    for index in range(wanted):
         highest = tl.max(ranks, 0)
         some = highest > _NO_RANK
         # -1: fewer tokens are possible than were asked for.
@@ -106,7 +106,7 @@ def logprobs(step: Step) -> None:
         pdl=step.pdl, num_warps=4,
     )  # fmt: skip
     launch(
-        _report, (rows,), *row, *parts, out.logprobs, out.ranks, out.top_ids, out.top_logprobs, length, V=vocab, P=chunks,
-        PP=triton.next_power_of_2(chunks), MAX_TOP=MAX_TOP, CANDIDATES=triton.next_power_of_2(chunks * MAX_TOP),
-        pdl=step.pdl, num_warps=8,
+        _report, (rows,), *row, *parts, out.logprobs, out.ranks, out.top_ids, out.top_logprobs, length, V=vocab,
+        P=chunks, PP=triton.next_power_of_2(chunks), MAX_TOP=MAX_TOP,
+        CANDIDATES=triton.next_power_of_2(chunks * MAX_TOP), pdl=step.pdl, num_warps=8,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Where top_k and top_p end, without a sort: the last token kept in the order (logit descending, id ascending).
 
 Both ask the same: the shortest prefix of that order whose sum reaches a target, where a token counts 1 (top_k) or
@@ -8,8 +8,8 @@ Both ask the same: the shortest prefix of that order whose sum reaches a target,
    each; the last to arrive finds between which two the prefix ends. The first levels are spread over the range where
    the row's large logits lie (judged by the partial maxima), the second ones over the interval that the first found.
 2. `gather`: the tokens of the interval go to a list.
-3. `select`: one program a row narrows the interval over the list, with LEVELS thresholds of (logit, id) at a time, until
-   it holds one token. If the list overflowed, the row itself is read instead: slower, and as right.
+3. `select`: one program a row narrows the interval over the list, with LEVELS thresholds of (logit, id) at a time,
+   until it holds one token. If the list overflowed, the row itself is read instead: slower, and as right.
 
 Sums over the row are float32 within a chunk and float64 beyond, in a fixed order. The list has no order, since its
 places are given out by a counter, so sums over it are whole numbers: exact in any order. A row with both limits lists
@@ -216,7 +216,7 @@ def _last_kept(
             width = last - first
             step = level.to(tl.int64) + 1
             # (width * step) // LEVELS without leaving 64 bits; the last threshold is `last`.
-            thresholds = first + (width // LEVELS) * step + ((width % LEVELS) * step) // LEVELS
+            thresholds = first + (width // LEVELS) * step + (width % LEVELS) * step // LEVELS
             above = tl.zeros([LEVELS], tl.int64)
             for start in range(0, count, BLOCK):
                 rank, weight, live = _candidates(
@@ -267,6 +267,7 @@ def _select(
             count = tl.full([], V, tl.int32)
         before = tl.where(low < 0.0, 0.0, tl.load(bound + BEFORE))
         target = tl.load(bound + TARGET)
+        mass_target = tl.ceil(target * _ONE).to(tl.int64)
         if by_count:
             cut = _last_kept(
                 source, own_found, count, listed, largest, inverse, farthest, low, high, cut,
@@ -279,11 +280,11 @@ def _select(
                         source, own_found, start, count, listed, largest, inverse, farthest, low, high, BLOCK
                     )
                     mass += tl.where(live & (rank >= cut), weight, 0)
-                target = tl.load(own + TOP_P) * tl.sum(mass, 0).to(tl.float64) / _ONE
+                mass_target = tl.ceil(tl.load(own + TOP_P) * tl.sum(mass, 0).to(tl.float64)).to(tl.int64)
         if by_mass:
             cut = _last_kept(
                 source, own_found, count, listed, largest, inverse, farthest, low, high, cut,
-                (before * _ONE).to(tl.int64), tl.ceil(target * _ONE).to(tl.int64), False, LEVELS, BLOCK,
+                (before * _ONE).to(tl.int64), mass_target, False, LEVELS, BLOCK,
             )  # fmt: skip
         tl.store(cut_value + row, rank_value(cut))
         tl.store(cut_id + row, ((cut & ID_MASK) ^ ID_MASK).to(tl.int32))
@@ -312,5 +313,5 @@ def search(step: Step, *, edited: bool = False) -> None:
     )  # fmt: skip
     launch(
         _select, (rows,), *row, scratch.bounds, scratch.found, scratch.num_found, scratch.cut_value, scratch.cut_id,
-        V=vocab, LEVELS=LEVELS, LISTED=LISTED, BLOCK=1024, EDITED=edited, pdl=pdl, num_warps=8,
+        V=vocab, LEVELS=LEVELS, LISTED=LISTED, BLOCK=512, EDITED=edited, pdl=pdl, num_warps=8,
     )  # fmt: skip

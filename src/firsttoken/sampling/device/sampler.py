@@ -1,8 +1,8 @@
-"""The sampler on the device: each slot's parameters lie there, and a step's rows are chosen without a word to the host.
+"""The sampler on the device: each slot's parameters lie there, and tokens are chosen without a word to the host.
 
-The pipeline and its definitions are those of `firsttoken.sampling.sampler`, except for the draw itself: Gumbel-max, with
-noise for each token (`kernels/sample/triton.py`), where the host walks the cumulative mass with a single number. Both
-are exact, and the same request draws different tokens on the two.
+The pipeline and its definitions are those of `firsttoken.sampling.sampler`, except for the draw itself: Gumbel-max,
+with noise for each token (`kernels/sample/triton.py`), where the host walks the cumulative mass with a single number.
+Both are exact, and the same request draws different tokens on the two.
 """
 
 from __future__ import annotations
@@ -214,5 +214,6 @@ class DeviceSampler:
 def _expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
         raise ValueError(
-            f"{name} must be contiguous {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)} {tensor.stride()}"
+            f"{name} must be contiguous {dtype} {list(shape)}, "
+            f"got {tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()}"
         )
