@@ -71,11 +71,13 @@ class Case:
 
     def check_best(self) -> None:
         assert self.best is not None
-        for tile in range(self.config.tiles(self.n)):
-            columns = slice(tile * self.config.block_n, (tile + 1) * self.config.block_n)
-            value, index = reference.best(self.out[:, columns])
-            assert torch.equal(self.best[0][:, tile], value)
-            assert torch.equal(self.best[1][:, tile].long(), index + tile * self.config.block_n)
+        values, indices = self.best
+        tiles, groups = self.config.tiles(self.n), -(-self.n // self.config.block_n)
+        for tile in range(tiles):
+            begin, end = (groups * t // tiles * self.config.block_n for t in (tile, tile + 1))
+            value, index = reference.best(self.out[:, begin:end])
+            assert torch.equal(values[:, tile], value)
+            assert torch.equal(indices[:, tile].long(), index + begin)
 
 
 @pytest.mark.parametrize("kind", ["plain", "residual", "gated", "head"])
@@ -86,6 +88,21 @@ class Case:
 def test_one_row(kind: OpKind, n: int, k: int, stages: int) -> None:
     config = LinearConfig("fma", 8, 64, 4, stages)
     Case(kind, 1, n, k, config, parts=3, bias=True, prepare=kind == "residual").check()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter cannot run Gluon")
+@pytest.mark.parametrize("kind", ["plain", "residual", "gated", "head"])
+@pytest.mark.parametrize(("n", "k"), [(48, 256), (960, 768), (5120, 2048)])
+@pytest.mark.parametrize("programs", [2, 132])
+def test_one_row_by_the_ring(kind: OpKind, n: int, k: int, programs: int) -> None:
+    config = LinearConfig("ring", 16, 256, 8, 4, programs=programs)
+    Case(kind, 1, n, k, config, parts=3, bias=True, prepare=kind == "residual").check()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="only the interpreter refuses")
+def test_the_interpreter_refuses_the_ring() -> None:
+    with pytest.raises(ConfigError, match="written in Gluon"):
+        Case("plain", 1, 16, 256, LinearConfig("ring", 16, 256, 8, 4, programs=1)).run()
 
 
 @pytest.mark.parametrize("kind", ["plain", "residual", "gated", "head"])

@@ -78,7 +78,7 @@ def small_linear(
     kind: OpKind = "gated" if gated else "head" if best is not None else "plain" if residual is None else "residual"
     (m, k), n = x.shape, weight.shape[0]
     _check_rows(config, m)
-    config.check(kind, k)
+    config.check(kind, n, k)
     _expect("weight", weight, (n, k), torch.bfloat16)
     _expect("x", x, (m, k), torch.bfloat16)
     _expect("out", out, (m, n // 2 if gated else n), torch.float32 if kind == "head" else torch.bfloat16)
@@ -94,6 +94,9 @@ def small_linear(
     tile = {"BN": config.block_n, "BK": config.block_k, "STAGES": config.stages, "KIND": kind}
     options: dict[str, Any] = {**sizes, **tile, "num_warps": config.warps}
     tiles = config.tiles(n)
+    if config.kernel == "ring":
+        _launch_ring(k, tensors, (eps, inverse_width), (tiles,), pdl, options)
+        return
     if config.kernel == "fma":
         launch(fma_linear, (tiles,), *tensors, eps, inverse_width, pdl=pdl, **options)
         return
@@ -109,6 +112,23 @@ def small_linear(
         PREFETCH=config.prefetch,
         UPCAST=interpreted(),
     )
+
+
+def _launch_ring(
+    k: int,
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[float | None, float | None],
+    grid: tuple[int],
+    pdl: bool,
+    options: dict[str, Any],
+) -> None:
+    if interpreted():
+        raise ConfigError("the ring kernel is written in Gluon, which Triton's interpreter cannot run: use fma")
+    from firsttoken.kernels.linear.gluon import ring_linear
+
+    x, *others = tensors
+    assert x is not None
+    launch(ring_linear, grid, x, *others, *numbers, pdl=pdl, KP=1 << (k - 1).bit_length(), **options)
 
 
 def _check_rows(config: LinearConfig, rows: int) -> None:

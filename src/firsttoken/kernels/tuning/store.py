@@ -63,7 +63,7 @@ def _check(path: Path, tuned: TunedFile) -> None:
             raise ConfigError(f"{place}: a second config for {entry.key}; keep one")
         seen.add(entry.key)
         try:
-            entry.config.check(entry.kind, entry.k)
+            entry.config.check(entry.kind, entry.n, entry.k)
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from error
         most = int(entry.rows.split("-")[-1])
