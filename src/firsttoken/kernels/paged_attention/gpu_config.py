@@ -1,4 +1,4 @@
-"""Shapes of the GPU attention kernels' work: tile sizes, splits, and the host's list of prefill tiles. No Triton here."""
+"""Shapes of the GPU attention kernels' work: tiles, splits, and the host's list of prefill tiles. Without Triton."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class DecodeConfig:
 
     ``block_tokens``: keys a tile. ``splits``: programs a (row, KV head); a row's own length decides on the device how
     many of them have work. ``min_split``: least keys worth a split of their own. ``stages``: tiles in flight in the
-    loop. ``dot``: matrix cores (any group) or CUDA cores (lowest latency for small groups). ``combine``: how splits
-    meet, see `triton_decode`. ``max_registers`` a thread lets more programs share an SM. Raises ValueError for sizes the kernel cannot have.
+    loop. ``dot``: matrix cores (any group) or CUDA cores (no exchange between threads, for small groups). ``combine``:
+    how splits meet, see `triton_decode`. ``max_registers`` a thread lets more programs share an SM.
+    Raises ValueError for sizes the kernel cannot have.
     """
 
     block_tokens: int = 32
@@ -59,15 +60,17 @@ def decode_config(rows: int, kv_heads: int, head_dim: int, max_context: int, sms
     """
     programs = max(1, rows * kv_heads)
     tile = 64 if head_dim <= 64 else 32
+    warps = 4 if head_dim <= 128 else 8
     longest = next_power_of_two(max(1, -(-max_context // tile)))
     if programs >= 2 * sms:
-        # One split a row fills the GPU. Longer rows than this are shared, so that no SM works alone at the end.
+        # One split a row fills the GPU. Only rows longer than 1024 are shared, so that no SM works alone at the end.
         splits = min(longest, 4) if max_context > 2048 else 1
-        return DecodeConfig(block_tokens=tile, splits=splits, min_split=1024, stages=4)
-    wanted = 1
-    while wanted * 2 * programs <= sms * 2 and wanted < longest:
-        wanted *= 2
-    return DecodeConfig(block_tokens=tile, splits=min(wanted, 32), min_split=tile)
+        registers = 128 if warps == 4 else None
+        return DecodeConfig(tile, splits, min_split=1024, warps=warps, stages=4, max_registers=registers)
+    splits = 1
+    while splits * programs <= sms and splits < min(longest, 32):
+        splits *= 2
+    return DecodeConfig(tile, splits, min_split=tile, warps=warps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def write_kv(
     """
     kv_heads, head_dim = kv.shape[3], kv.shape[5]
     heads = qkv.double().view(qkv.shape[0], num_heads + 2 * kv_heads, head_dim)
-    q, k, v = heads.split((num_heads, kv_heads, kv_heads), dim=1)
+    q, k, v = torch.split(heads, [num_heads, kv_heads, kv_heads], dim=1)
     if qk_norm is not None:
         q = _normalise(q, qk_norm[0], qk_norm[2])
         k = _normalise(k, qk_norm[1], qk_norm[2])
@@ -69,7 +69,7 @@ def attend(
         length = int(positions[mine].max()) + 1
         keys, values = _context(kv, layer, block_tables[slot], length)
         # Bounds the score matrix, which is heads x rows x length in float64.
-        for part in mine.split(256):
+        for part in torch.split(mine, 256):
             at = positions[part].long()
             grouped = q[part].double().view(len(part), kv_heads, -1, head_dim)
             scores = torch.einsum("thgd,lhd->thgl", grouped, keys) * scale

@@ -29,19 +29,17 @@ from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig, next_pow
 from firsttoken.kernels.paged_attention.triton import (
     INTERPRETED,
     LOG2E,
+    combine_parts,
     compute_type,
     decode_elements,
     finish_scores,
     kv_format_of,
     load_heads,
     load_turns,
+    part_bits,
     rotate,
 )
 
-# A NaN that arithmetic never makes: the hardware's own NaN is 0x7fffffff, and bf16 inputs have zeros at the end.
-_EMPTY = tl.constexpr(-1)
-# About a second of reading: a lost part becomes NaN, which the sampler reports, and never a hang.
-_MAX_READS = tl.constexpr(1 << 20)
 # Elements of the parts that one combining program holds at once, for 4 warps.
 _COMBINED = 16384
 
@@ -50,9 +48,10 @@ _COMBINED = 16384
 class DecodeWorkspace:
     """Where splits leave their parts: one for all layers of a step, never shared by two streams.
 
-    ``parts`` ``[rows * kv_heads, splits, group, head_dim]`` and ``weights`` ``[rows * kv_heads, splits, group]`` (log2 of
-    each part's softmax sum) hold float32 bits as int32, ``arrived`` is int32 ``[rows * kv_heads]``. At rest all bits of
-    parts and weights are set, and the counters are zero.
+    ``parts [2, rows * kv_heads, splits, group, head_dim]`` and ``weights [2, rows * kv_heads, splits, group]`` (log2 of
+    each part's softmax sum), flat, hold float32 bits as int32; ``arrived`` is int32 ``[rows * kv_heads]``. The first
+    half of parts and weights serves ``words``, the second ``counter``, so that configs of both kinds can share a
+    workspace. At rest all bits of the first halves are set, and the counters are zero.
     """
 
     parts: Tensor
@@ -65,7 +64,7 @@ class DecodeWorkspace:
     ) -> DecodeWorkspace:
         """Room for ``rows`` token rows under ``config``; with one split nothing is needed and little is taken."""
         group = num_heads // kv_heads
-        cells = rows * kv_heads * config.splits * group if config.splits > 1 else 1
+        cells = 2 * (rows * kv_heads * config.splits * group if config.splits > 1 else 1)
         parts = torch.full((cells * head_dim,), -1, dtype=torch.int32, device=device)
         weights = torch.full((cells,), -1, dtype=torch.int32, device=device)
         arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
@@ -113,6 +112,8 @@ def decode(
     group_tile = next_power_of_two(group)
     padded_dim = next_power_of_two(head_dim)
     combined = min(config.splits, max(1, _COMBINED * config.warps // 4 // (group_tile * padded_dim)))
+    # Each way to combine has its half, for they leave it in different states.
+    half = 0 if config.combine == "words" else workspace.weights.shape[0] // 2
     q_weight, k_weight, eps = qk_norm if qk_norm is not None else (None, None, 0.0)
     options: dict[str, int | bool] = {"launch_pdl": True} if pdl else {}
     if config.max_registers is not None:
@@ -128,8 +129,8 @@ def decode(
         k_weight,
         slopes,
         out,
-        workspace.parts,
-        workspace.weights,
+        workspace.parts[half * head_dim :],
+        workspace.weights[half:],
         workspace.arrived,
         qkv.stride(0),
         out.stride(0),
@@ -197,10 +198,11 @@ def _check(
         )
     if out.shape != (rows, num_heads * head_dim) or out.stride(1) != 1:
         raise ValueError(f"out must be [{rows}, {num_heads * head_dim}] with contiguous rows, got {tuple(out.shape)}")
-    if config.splits > 1 and workspace.weights.shape[0] < rows * num_heads * config.splits:
+    room, needed = workspace.weights.shape[0] // 2, rows * num_heads * config.splits
+    if config.splits > 1 and (room < needed or workspace.arrived.shape[0] < rows * kv_heads):
         raise ValueError(
-            f"the workspace has room for {workspace.weights.shape[0]} parts, {rows * num_heads * config.splits} are "
-            "needed: allocate it with this config and number of rows"
+            f"the workspace has room for {room} parts and {workspace.arrived.shape[0]} counters, {needed} and "
+            f"{rows * kv_heads} are needed: allocate it with this config and number of rows"
         )
     if window is not None and window < 1:
         raise ValueError(f"a window must hold at least the token itself, got {window}")
@@ -353,8 +355,8 @@ def _decode_kernel(
             cell = (row * KV_HEADS + head) * SPLITS
             weight = top + tl.log2(total)
             mine = (cell + split) * GROUP + offs_g
-            tl.store(weights + mine, _bits(weight), mask=heads_in)
-            tl.store(parts + mine.to(tl.int64)[:, None] * D + offs_d[None, :], _bits(acc), mask=whole)
+            tl.store(weights + mine, part_bits(weight), mask=heads_in)
+            tl.store(parts + mine.to(tl.int64)[:, None] * D + offs_d[None, :], part_bits(acc), mask=whole)
             if WORDS:
                 combines = newest
             else:
@@ -364,7 +366,7 @@ def _decode_kernel(
             if combines:
                 if not WORDS:
                     tl.store(arrived + row * KV_HEADS + head, 0)
-                _combine(
+                combine_parts(
                     parts, weights, target, cell, active, GROUP, GROUP_PARTS, D, DP, SPLITS, COMBINED, WORDS, COMPILED
                 )
 
@@ -430,110 +432,3 @@ def _attend_tile(
     else:
         acc += tl.sum(p[:, :, None] * v.to(tl.float32), 1)
     return grown, total, acc
-
-
-@triton.jit
-def _bits(x):
-    """Bits of float32 ``x``, with another NaN in place of the one that means "not yet written"."""
-    bits = x.to(tl.int32, bitcast=True)
-    return tl.where(bits == _EMPTY, 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _combine(
-    parts,
-    weights,
-    target,
-    cell,
-    active,
-    GROUP: tl.constexpr,
-    GROUP_PARTS: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    COMBINED: tl.constexpr,
-    WORDS: tl.constexpr,
-    COMPILED: tl.constexpr,
-):
-    """Add the parts of ``active`` splits, always in the same order, and store the rows of ``target``."""
-    offs_g = tl.arange(0, GROUP_PARTS)
-    offs_d = tl.arange(0, DP)
-    heads_in = offs_g < GROUP
-    whole = heads_in[:, None] & (offs_d < D)[None, :]
-    top = tl.full([GROUP_PARTS], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PARTS], tl.float32)
-    acc = tl.zeros([GROUP_PARTS, DP], tl.float32)
-    for chunk in tl.static_range(0, SPLITS, COMBINED):
-        offs_s = chunk + tl.arange(0, COMBINED)
-        there = offs_s < active
-        cells = (cell + offs_s)[:, None] * GROUP + offs_g[None, :]
-        cells_in = there[:, None] & heads_in[None, :]
-        at = parts + cells.to(tl.int64)[:, :, None] * D + offs_d[None, None, :]
-        at_in = there[:, None, None] & whole[None, :, :]
-        if WORDS:
-            weight, part = _read_words(weights + cells, cells_in, at, at_in, COMPILED)
-        else:
-            weight = tl.load(weights + cells, mask=cells_in, other=0, cache_modifier=".cg")
-            part = tl.load(at, mask=at_in, other=0, cache_modifier=".cg")
-        weight = tl.where(there[:, None], weight.to(tl.float32, bitcast=True), float("-inf"))
-        part = part.to(tl.float32, bitcast=True)
-        # The first chunk always has a part, so `grown` is a number.
-        grown = tl.maximum(top, tl.max(weight, 0))
-        shrink = tl.exp2(top - grown)
-        factor = tl.exp2(weight - grown[None, :])
-        total = total * shrink + tl.sum(factor, 0)
-        acc = acc * shrink[:, None] + tl.sum(part * factor[:, :, None], 0)
-        top = grown
-    result = acc / total[:, None]
-    tl.store(target + offs_g[:, None] * D + offs_d[None, :], result.to(target.dtype.element_ty), mask=whole)
-
-
-@triton.jit
-def _read_words(weights_at, weights_in, parts_at, parts_in, COMPILED: tl.constexpr):
-    """Read until every word has been written, then mark all of them as not written for the next launch.
-
-    A word is whole by itself (32 bits), so no order between words is needed, and no fence.
-    """
-    weight = tl.load(weights_at, mask=weights_in, other=0, volatile=True)
-    part = tl.load(parts_at, mask=parts_in, other=0, volatile=True)
-    missing = tl.max((part == _EMPTY).to(tl.int32))
-    reads = 0
-    while (missing > 0) & (reads < _MAX_READS):
-        weight = tl.load(weights_at, mask=weights_in, other=0, volatile=True)
-        part = tl.load(parts_at, mask=parts_in, other=0, volatile=True)
-        missing = tl.max((part == _EMPTY).to(tl.int32))
-        reads += 1
-    if COMPILED:
-        # An element may lie in several threads, of which the loop asked one; weights it has not asked for at all.
-        weight = _settled(weight, weights_at)
-        part = _settled(part, parts_at)
-    tl.debug_barrier()
-    tl.store(weights_at, tl.full(weight.shape, _EMPTY, tl.int32), mask=weights_in)
-    tl.store(parts_at, tl.full(part.shape, _EMPTY, tl.int32), mask=parts_in)
-    return weight, part
-
-
-@triton.jit
-def _settled(word, at):
-    """``word``, read again from ``at`` by the thread that holds it for as long as it is not written (bounded)."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .pred again;
-        .reg .b32 left;
-        mov.b32 $0, $1;
-        mov.b32 left, 1048576;
-        look:
-        setp.eq.b32 again, $0, -1;
-        @!again bra done;
-        ld.volatile.global.b32 $0, [$2];
-        sub.s32 left, left, 1;
-        setp.ne.s32 again, left, 0;
-        @again bra look;
-        done:
-        }""",
-        "=&r,r,l",
-        [word, at],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

@@ -212,7 +212,8 @@ def _prefill_kernel(
         top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, False, FRESH, STAGES,
     )  # fmt: skip
     top, total, acc = _attend_range(
-        q, tile, table, fresh, 0, 0, tl.maximum(begin, full), end, low, end, position, slope, block_stride, scale, softcap,
+        q, tile, table, fresh, 0, 0, tl.maximum(begin, full), end, low, end,
+        position, slope, block_stride, scale, softcap,
         top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, True, False, STAGES,
     )  # fmt: skip
     acc = acc / total[:, None]
@@ -296,11 +297,8 @@ def _attend_range(
                 seen = seen & (at[None, :] > position[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
         grown = tl.maximum(top, tl.max(scores, 1) * unit)
-        if MASKED and WINDOW:
-            # A row may see nothing of its first tiles: keep its weights zero, not NaN.
-            level = tl.where(grown == float("-inf"), 0.0, grown)
-        else:
-            level = grown
+        # Under a window a row may see nothing of its first tiles: keep its weights zero, not NaN.
+        level = tl.where(grown == float("-inf"), 0.0, grown) if MASKED and WINDOW else grown
         shrink = tl.exp2(top - level)
         p = tl.exp2(scores * unit - level[:, None])
         total = total * shrink + tl.sum(p, 1)

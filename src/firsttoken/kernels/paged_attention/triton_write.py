@@ -38,7 +38,9 @@ def write_kv(
     may be its own first columns. ``kv [blocks, layers, 2, Hkv, 16, D]`` contiguous; ``block_tables`` int32 ``[slots,
     W]``, ``slots`` and ``positions`` int32 ``[T]``, position -1 for a padding row, which writes nothing. ``cos_sin``
     float32 ``[max positions, D / 2, 2]`` or None; ``qk_norm`` as for `triton_decode.decode`. ``keep_k`` also writes the
-    rotated k back into ``qkv``, for prefill attention that reads it there. Raises ValueError for shapes that do not fit.
+    rotated k back into ``qkv``, for prefill attention that reads it there.
+
+    Raises ValueError for shapes that do not fit.
     """
     rows, kv_heads, head_dim = positions.shape[0], kv.shape[3], kv.shape[5]
     columns = (num_heads + 2 * kv_heads) * head_dim
