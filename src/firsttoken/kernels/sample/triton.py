@@ -38,8 +38,19 @@ ALL_MASKED = tl.constexpr(words.ALL_MASKED)
 _STEP = tl.constexpr(2.0**-32)
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 
+_STAGES = tl.constexpr(5)
 _TILES_AT_ONCE = 8  # of `partials`: CHUNK logits a program
 _LONG = 2048  # partial maxima from which `finish` takes more warps
+
+# Of a kernel that the host starts. What a caller may hand over as a view into something larger is read and written a
+# word at a time, so its alignment must not make another variant to compile.
+kernel = triton.jit(
+    do_not_specialize=("L", "capacity"),
+    do_not_specialize_on_alignment=(
+        *("slots", "positions", "table", "tokens", "errors"),
+        *("out_logprobs", "out_ranks", "out_ids", "out_top_logprobs"),
+    ),
+)
 
 
 @triton.jit
@@ -114,7 +125,7 @@ def gumbel(ids, low, high):
     return -tl.log(tl.where(v < 0.0625, series, -tl.log(1.0 - v)))
 
 
-@triton.jit
+@kernel
 def _partials(
     logits, work, state, slots, positions, values, indices,
     V: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, AT_ONCE: tl.constexpr, EDITED: tl.constexpr,
@@ -141,7 +152,7 @@ def _partials(
     tl.store(indices + row * TILES + tiles, index, mask=tiles < TILES)
 
 
-@triton.jit
+@kernel
 def _finish(
     values, indices, state, slots, positions, top, spread, table, tokens, errors, L,
     P: tl.constexpr, BLOCK: tl.constexpr, CHECK_EDITED: tl.constexpr, EDITED: tl.constexpr, PDL: tl.constexpr,
@@ -167,7 +178,7 @@ def _finish(
     nans = tl.zeros([BLOCK], tl.int32)
     total = tl.zeros([BLOCK], tl.float32)
     count = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, P, BLOCK):
+    for start in tl.range(0, P, BLOCK, num_stages=_STAGES):
         value = tl.load(values + row * P + start + at, mask=start + at < P, other=-float("inf"))
         finite = (value > -float("inf")) & (value < float("inf"))
         nans |= (value != value).to(tl.int32)
@@ -193,7 +204,7 @@ def _finish(
         tl.store(errors + row, tl.where(sound, OK, code))
 
 
-@triton.jit
+@kernel
 def _draw(
     logits, work, state, slots, positions, top, cut_value, cut_id, scores, score_ids, arrived, table, tokens, errors, L,
     V: tl.constexpr, CHUNK: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, SEARCHED: tl.constexpr,
@@ -269,7 +280,7 @@ def finish(step: Step, *, check_edited: bool = False, edited: bool = False) -> N
     values, indices = (scratch.values, scratch.indices) if edited else (step.values, step.indices)
     parts = values.shape[1]
     long = parts > _LONG
-    block = min(triton.next_power_of_2(parts), 8192)
+    block = min(triton.next_power_of_2(parts), 4096)
     launch(
         _finish, (step.rows,), values, indices, step.state, step.slots, step.positions, scratch.top, scratch.spread,
         step.table, out.tokens, out.errors, step.table.shape[1], P=parts, BLOCK=block,

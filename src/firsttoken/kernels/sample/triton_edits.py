@@ -21,6 +21,7 @@ from firsttoken.kernels.sample.triton import (
     NUM_PROMPT,
     WORDS,
     is_edited,
+    kernel,
     load_flags,
     wait,
 )
@@ -37,7 +38,7 @@ _LARGEST = tl.constexpr(3.4028234663852886e38)
 _BLOCK = 1024
 
 
-@triton.jit
+@kernel
 def _copy(
     logits, work, state, slots, positions,
     V: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
@@ -73,7 +74,7 @@ def _change_listed(work, ids, values, own, position, BLOCK: tl.constexpr):
             tl.store(work + token, -float("inf"), mask=mask)
 
 
-@triton.jit
+@kernel
 def _count(
     work, counts, state, slots, positions, table, ids, values, capacity, L,
     V: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -100,7 +101,7 @@ def _count(
         tl.atomic_or(place, _IN_PROMPT, mask=known & (generated == 0), sem="relaxed")
 
 
-@triton.jit
+@kernel
 def _penalise(
     work, counts, state, slots, positions, table, L,
     V: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,

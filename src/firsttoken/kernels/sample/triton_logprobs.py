@@ -13,7 +13,7 @@ import triton.language as tl
 from firsttoken.kernels.launch import launch
 from firsttoken.kernels.sample import state as words
 from firsttoken.kernels.sample.state import CHUNK, MAX_TOP, Step
-from firsttoken.kernels.sample.triton import WORDS, load_flags, wait
+from firsttoken.kernels.sample.triton import WORDS, kernel, load_flags, wait
 from firsttoken.kernels.sample.triton_search import ID_MASK, rank_of, rank_value
 
 HAS_LOGPROBS = tl.constexpr(words.HAS_LOGPROBS)
@@ -21,7 +21,7 @@ NUM_LOGPROBS = tl.constexpr(words.NUM_LOGPROBS)
 _NO_RANK = tl.constexpr(-(2**62))
 
 
-@triton.jit
+@kernel
 def _survey_chunks(
     logits, state, slots, positions, top, table, masses, above, best, L,
     V: tl.constexpr, CHUNK: tl.constexpr, P: tl.constexpr, MAX_TOP: tl.constexpr, PDL: tl.constexpr,
@@ -53,10 +53,10 @@ def _survey_chunks(
         ranks = tl.where(ranks == highest, _NO_RANK, ranks)
 
 
-@triton.jit
+@kernel
 def _report(
-    logits, state, slots, positions, top, table, masses, above, best, logprobs, ranks_out, top_ids, top_logprobs,
-    L,
+    logits, state, slots, positions, top, table, masses, above, best,
+    out_logprobs, out_ranks, out_ids, out_top_logprobs, L,
     V: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, MAX_TOP: tl.constexpr, CANDIDATES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -75,8 +75,8 @@ def _report(
     largest = tl.max(tops, 0)
     norm = largest + tl.log(tl.sum(mass * tl.exp(tops - largest), 0))
     token = tl.load(table + slot.to(tl.int64) * L + position)
-    tl.store(logprobs + row, tl.load(logits + row.to(tl.int64) * V + token) - norm)
-    tl.store(ranks_out + row, 1 + tl.sum(tl.load(above + at, mask=parts < P, other=0), 0))
+    tl.store(out_logprobs + row, tl.load(logits + row.to(tl.int64) * V + token) - norm)
+    tl.store(out_ranks + row, 1 + tl.sum(tl.load(above + at, mask=parts < P, other=0), 0))
     wanted = tl.load(own + NUM_LOGPROBS).to(tl.int32)
     candidate = tl.arange(0, CANDIDATES)
     filled = (candidate < P * MAX_TOP) & (candidate % MAX_TOP < wanted)
@@ -85,8 +85,8 @@ def _report(
         highest = tl.max(ranks, 0)
         some = highest > _NO_RANK
         # -1: fewer tokens are possible than were asked for.
-        tl.store(top_ids + row * MAX_TOP + index, tl.where(some, ((highest & ID_MASK) ^ ID_MASK).to(tl.int32), -1))
-        tl.store(top_logprobs + row * MAX_TOP + index, tl.where(some, rank_value(highest) - norm, 0.0))
+        tl.store(out_ids + row * MAX_TOP + index, tl.where(some, ((highest & ID_MASK) ^ ID_MASK).to(tl.int32), -1))
+        tl.store(out_top_logprobs + row * MAX_TOP + index, tl.where(some, rank_value(highest) - norm, 0.0))
         ranks = tl.where(ranks == highest, _NO_RANK, ranks)
 
 

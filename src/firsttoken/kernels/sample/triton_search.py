@@ -28,6 +28,7 @@ from firsttoken.kernels.sample.triton import (
     HAS_TOP_K,
     HAS_TOP_P,
     WORDS,
+    kernel,
     load_flags,
     load_scale,
     row_source,
@@ -55,7 +56,7 @@ _FARTHEST_RANK = tl.constexpr(2**62)
 ID_MASK = tl.constexpr(2**31 - 1)
 
 
-@triton.jit
+@kernel
 def _survey(
     logits, work, state, slots, positions, top, spread, bounds, sums, arrived,
     V: tl.constexpr, CHUNK: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, LEVELS: tl.constexpr, NARROW: tl.constexpr,
@@ -123,7 +124,7 @@ def _survey(
         tl.store(bound + WIDE, (most > NARROW).to(tl.float64))
 
 
-@triton.jit
+@kernel
 def _gather(
     logits, work, state, slots, positions, top, bounds, found, num_found,
     V: tl.constexpr, CHUNK: tl.constexpr, LISTED: tl.constexpr, EDITED: tl.constexpr, PDL: tl.constexpr,
@@ -235,7 +236,7 @@ def _last_kept(
     return first
 
 
-@triton.jit
+@kernel
 def _select(
     logits, work, state, slots, positions, top, bounds, found, num_found, cut_value, cut_id,
     V: tl.constexpr, LEVELS: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr, EDITED: tl.constexpr,
