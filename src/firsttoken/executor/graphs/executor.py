@@ -19,15 +19,29 @@ from firsttoken.core.plan import StepPlan, StepResult
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
 from firsttoken.executor.graphs.profiles import SMALL_ROWS, ShapeTable, StepShape
+from firsttoken.executor.graphs.results import ResultRing
 from firsttoken.executor.graphs.rows import STAGING_WORDS, Staging, StreamRows
 from firsttoken.executor.graphs.runtime import Event, Runtime
 from firsttoken.executor.interface import MAIN_LANE
 from firsttoken.kernels.block_table import patch_blocks
-from firsttoken.models.step_view import StepModel, StepView
-from firsttoken.sampling.device import DeviceSampler, Kind
+from firsttoken.models.step_view import Logits, StepModel, StepView
+from firsttoken.sampling.device.params import KIND_NEEDS, Needs
+from firsttoken.sampling.device.sampler import DeviceSampler
 
 # Places in the ring of inputs and results: one more than the most steps in flight.
 RING = 8
+# What a captured step's sampling can do: the likeliest tokens, or any parameters without edits and log-probabilities.
+# Steps that need more have a graph of the model alone.
+GREEDY, RANDOM = KIND_NEEDS["greedy"], KIND_NEEDS["random"]
+Key = tuple[StepShape, Needs | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Graph:
+    """A captured step; ``logits`` are where a graph of the model alone leaves them."""
+
+    replay: Callable[[], None]
+    logits: Logits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +89,18 @@ class GraphExecutor:
         self._rows = StreamRows(
             config.max_num_seqs, config.max_model_len, config.kv_format.block_tokens, runtime.device
         )
-        self._sampler = DeviceSampler(
-            model.vocab_size, config.max_num_seqs, self._rows.tokens, RING, pinned=runtime.pinned
-        )
+        rows = self._table.largest().samples
+        with self._working():
+            self._sampler = DeviceSampler(model.vocab_size, config.max_num_seqs, rows, runtime.device)
+        self._results = ResultRing(rows, RING, runtime)
         self._places = [
             _Place(Staging(runtime.pinned(STAGING_WORDS)), runtime.event(), runtime.event()) for _ in range(RING)
         ]
         self._flying: list[StepInFlight | None] = [None] * RING
         self._next = 0
-        self._graphs: dict[tuple[StepShape, Kind], Callable[[], None]] = {}
-        self._to_capture = [
-            (shape, kind) for kind in (Kind.GREEDY, Kind.RANDOM) for shape in self._table.decode_shapes()
+        self._graphs: dict[Key, _Graph] = {}
+        self._to_capture: list[Key] = [
+            (shape, needs) for needs in (GREEDY, RANDOM, None) for shape in self._table.decode_shapes()
         ]
 
     # ------------------------------------------------------------------ steps
@@ -105,9 +120,12 @@ class GraphExecutor:
                 patches = []
             place.start.record()
             self._inputs.pack(plan, shape, patches, index)
-            self._run(shape, self._sampler.kind_of(sampled))
+            needs = self._sampler.needs(sampled)
+            self._run(shape, needs)
+            self._results.send(index, needs)
             place.end.record()
-        flying = StepInFlight(place, lambda: self._read(plan.step_id, index, sampled))
+        wanted = self._sampler.num_logprobs(sampled)
+        flying = StepInFlight(place, lambda: self._read(plan.step_id, index, sampled, wanted))
         self._flying[index] = flying
         return flying
 
@@ -121,16 +139,23 @@ class GraphExecutor:
             self.capture(*self._to_capture.pop(0))
         return bool(self._to_capture)
 
-    def capture(self, shape: StepShape, kind: Kind) -> None:
-        """Make the graph of a shape, so that its steps are one launch. Nothing happens when there is one."""
-        if (shape, kind) in self._graphs:
+    def capture(self, shape: StepShape, needs: Needs | None) -> None:
+        """Make the graph of a shape, so that its steps are one launch; without ``needs`` that of the model alone.
+        Nothing happens when there is one."""
+        if (shape, needs) in self._graphs:
             return
         index = self._take_place()
+        logits: Logits | None = None
+
+        def segment() -> None:
+            nonlocal logits
+            logits = self._segment(shape, needs)
+
         with self._working():
             self._inputs.pad(shape, index)
-            self._segment(shape, kind)
-            self._runtime.synchronize()
-            self._graphs[shape, kind] = self._runtime.capture(lambda: self._segment(shape, kind))
+            segment()
+            replay = self._runtime.capture(segment)
+        self._graphs[shape, needs] = _Graph(replay, logits if needs is None else None)
 
     # ------------------------------------------------------------------ inside
 
@@ -168,33 +193,53 @@ class GraphExecutor:
                 sampling += row.sample
         return self._table.shape(decodes, chunks, sampling)
 
-    def _run(self, shape: StepShape, kind: Kind) -> None:
-        graph = self._graphs.get((shape, kind))
-        if graph is not None:
-            graph()
-        else:
-            self._segment(shape, kind)
+    def _run(self, shape: StepShape, needs: Needs) -> None:
+        """Launch the step's graph, or what it would hold one by one."""
+        for able in (GREEDY, RANDOM):
+            if needs | able == able and (graph := self._graphs.get((shape, able))):
+                graph.replay()
+                return
+        model = self._graphs.get((shape, None))
+        if model is None:
+            self._segment(shape, needs)
+            return
+        model.replay()
+        if model.logits is not None:
+            self._sample(self._view(shape), model.logits, needs)
 
-    def _segment(self, shape: StepShape, kind: Kind) -> None:
-        """Everything between a step's inputs and its result."""
+    def _segment(self, shape: StepShape, needs: Needs | None) -> Logits | None:
+        """Everything between a step's inputs and its result; without ``needs`` up to the logits."""
         view = self._view(shape)
         patch_blocks(view.patches, view.block_tables, pdl=False)
         logits = self._model.forward(view)
-        if logits is not None:
-            self._sampler.launch(kind, logits.values, logits.best, view.ring, view.sample_slots, view.sample_positions)
+        if logits is not None and needs is not None:
+            self._sample(view, logits, needs)
+        return logits
+
+    def _sample(self, view: StepView, logits: Logits, needs: Needs) -> None:
+        self._sampler.sample(
+            logits.values,
+            view.sample_slots,
+            view.sample_positions,
+            view.tokens,
+            self._results.outputs,
+            needs=needs,
+            best=logits.best,
+            pdl=view.pdl,
+        )
 
     def _view(self, shape: StepShape) -> StepView:
         pdl = shape.decode_only and shape.tokens <= SMALL_ROWS
         return self._inputs.view(shape, self._rows.tokens, self._rows.block_tables, pdl=pdl)
 
-    def _read(self, step_id: int, index: int, sampled: list[int]) -> StepResult:
+    def _read(self, step_id: int, index: int, sampled: list[int], wanted: list[int | None]) -> StepResult:
         place = self._places[index]
         place.end.synchronize()
         ended = now_ns()
         device_ns = int(self._runtime.elapsed_ms(place.start, place.end) * 1e6)
         return StepResult(
             step_id=step_id,
-            samples=self._sampler.read(index, sampled),
+            samples=self._results.read(index, sampled, wanted),
             started_ns=ended - device_ns,
             ended_ns=ended,
             forward_ns=device_ns,

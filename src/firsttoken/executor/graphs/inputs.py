@@ -3,7 +3,7 @@
 The device buffer is one int32 array. For a given `StepShape` its parts lie at fixed offsets, so that a graph captured
 for the shape always reads the same memory::
 
-    ring slot | slots[T] | positions[T] | patches[P, 3] | tiles[NT, 4] | sample rows[R] | sample slots[R] | sample pos[R]
+    ring slot | slots[T] | positions[T] | patches[P, 3] | tiles[NT, 4] | sample rows[R] | sample slots[R] | positions[R]
 
 ``patches`` are ``(slot, index, block)``: blocks appended to the tables of rows that are running.
 """

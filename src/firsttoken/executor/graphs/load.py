@@ -9,41 +9,55 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.executor import GraphExecutor
 from firsttoken.executor.graphs.runtime import CUDARuntime, Runtime
+from firsttoken.kernels.linear.config import LinearConfig, OpKind
 from firsttoken.kernels.paged_attention import KVPool
+from firsttoken.kernels.tuning import linear_config
+from firsttoken.models.fused import ChooseLinear
 from firsttoken.models.load_fused import Limits, load_fused
 
 GIB = 1 << 30
 
 
-def load_executor(config: ExecutorConfig, checkpoint: Checkpoint, runtime: Runtime | None = None) -> GraphExecutor:
-    """Load the weights, make the KV pool, and capture what the first steps need.
+def load_executor(
+    config: ExecutorConfig,
+    checkpoint: Checkpoint,
+    runtime: Runtime | None = None,
+    choose_linear: ChooseLinear | None = None,
+) -> GraphExecutor:
+    """Load the weights and make the KV pool. ``choose_linear`` replaces the device's stored configs.
 
     Raises `CheckpointError` for tensors that do not fit, `ConfigError` with what was wanted when memory does not
     suffice.
     """
     runtime = runtime or CUDARuntime()
     try:
-        return _load(config, checkpoint, runtime)
+        return _load(config, checkpoint, runtime, choose_linear)
     except torch.OutOfMemoryError as error:
         raise ConfigError(_plan(config, runtime)) from error
 
 
-def _load(config: ExecutorConfig, checkpoint: Checkpoint, runtime: Runtime) -> GraphExecutor:
+def _load(
+    config: ExecutorConfig, checkpoint: Checkpoint, runtime: Runtime, choose: ChooseLinear | None
+) -> GraphExecutor:
     device = runtime.device
     with runtime.stream():
         pool = KVPool(config.kv_format, config.kv_blocks, device=str(device))
         # Attention masks what lies past a row's end, but a weight of zero times a stranger's NaN would still be NaN.
         pool.storage.zero_()
-        model = load_fused(checkpoint, pool, device, _limits(config, device))
+        model = load_fused(checkpoint, pool, device, _limits(config, device, choose))
     return GraphExecutor(config, model, runtime)
 
 
-def _limits(config: ExecutorConfig, device: torch.device) -> Limits:
-    sms, name = 16, "cpu"
+def _limits(config: ExecutorConfig, device: torch.device, choose: ChooseLinear | None) -> Limits:
+    sms, name = 16, device.type
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         sms, name = properties.multi_processor_count, properties.name
-    return Limits(config.max_model_len, config.max_num_seqs, sms, name)
+
+    def stored(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
+        return linear_config(kind, n, k, rows, name)
+
+    return Limits(config.max_model_len, config.max_num_seqs, sms, choose or stored)
 
 
 def _plan(config: ExecutorConfig, runtime: Runtime) -> str:

@@ -1,7 +1,7 @@
 """Shape profiles: the few padded shapes that steps are run at, so that each has its graph and its kernels' configs.
 
-A step's rows are laid out as ``[decode rows, padded | tokens of chunks, padded]``. Padding rows have position -1: kernels
-write nothing for them.
+A step's rows are laid out as ``[decode rows, padded | tokens of chunks, padded]``. Padding rows have position -1:
+kernels write nothing for them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Profile:
 def decode_profiles(max_rows: int) -> list[Profile]:
     """Profiles of decode-only steps up to ``max_rows`` rows.
 
-    Below 17 rows a step is bound by reading weights, so a padded row costs next to nothing there; above, cuBLAS works in
-    tiles of 16 rows or more, and attention is paid by the row.
+    Below 17 rows a step is bound by reading weights, so a padded row costs next to nothing there; above, cuBLAS works
+    in tiles of 16 rows or more, and attention is paid by the row.
     """
     highs = [1, 2, 4, 8, 16, *range(32, 129, 16), *range(160, 257, 32), *range(320, 1025, 64)]
     highs += range(1280, max_rows + 256, 256)

@@ -1,0 +1,117 @@
+"""The model's part of a decode step alone, as the executor captures it: for tuning, and for taking its time apart."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from firsttoken.checkpoint.locate import open_checkpoint
+from firsttoken.core.kv_format import KVFormat
+from firsttoken.executor.graphs.runtime import CUDARuntime
+from firsttoken.kernels.linear.config import LinearConfig, OpKind, RowBucket, row_bucket
+from firsttoken.kernels.linear.small import Workspace
+from firsttoken.kernels.paged_attention import KVPool
+from firsttoken.kernels.tuning import linear_config
+from firsttoken.models.load_fused import Limits, load_fused
+from firsttoken.models.step_view import StepView
+
+Override = tuple[OpKind, int, int, RowBucket]
+
+
+class DecodeStep:
+    """``rows`` requests at ``context`` tokens each, random weights and random KV."""
+
+    def __init__(self, model: str, rows: int, context: int) -> None:
+        self.runtime = CUDARuntime()
+        self.overrides: dict[Override, LinearConfig] = {}
+        self._trial: dict[Override, LinearConfig] = {}
+        self._gpu = torch.cuda.get_device_name()
+        checkpoint = open_checkpoint(model)
+        config = checkpoint.config
+        kv = KVFormat(
+            dtype="bfloat16", layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim
+        )
+        blocks = kv.blocks_for(context + 1)
+        device = self.runtime.device
+        with torch.inference_mode(), self.runtime.stream():
+            pool = KVPool(kv, rows * blocks, device=str(device))
+            pool.storage.normal_()
+            properties = torch.cuda.get_device_properties(device)
+            limits = Limits(context + 1, rows, properties.multi_processor_count, self.choose)
+            self.model = load_fused(checkpoint, pool, device, limits)
+            # Enough for any candidate.
+            self.model._workspace = Workspace.allocate(1 << 25, 1 << 16, device)
+        ints = {"dtype": torch.int32, "device": device}
+        self._tokens = torch.randint(0, config.vocab_size, (rows, context + 2), **ints)  # type: ignore[call-overload]
+        self._tables = torch.arange(rows * blocks, **ints).view(rows, blocks)  # type: ignore[call-overload]
+        self._context = context
+        self._ints = ints
+
+    def choose(self, kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
+        key = (kind, n, k, row_bucket(rows))
+        for configs in (self._trial, self.overrides):
+            if key in configs:
+                return configs[key]
+        return linear_config(kind, n, k, rows, self._gpu)
+
+    def products(self) -> list[tuple[OpKind, int, int]]:
+        """The step's different products, as (kind, n, k)."""
+        found = {(p.kind, *p.weight.shape): None for p in (*self.model.layers[0].projections, self.model.head)}
+        return list(found)  # type: ignore[arg-type]
+
+    def parts(self, rows: int) -> list[int]:
+        """Numbers of partial sums that the residual products leave to the norms, as configured now."""
+        return sorted({self.choose(*key, rows).tiles(key[1]) for key in self.products() if key[0] == "residual"})
+
+    def view(self, rows: int, *, pdl: bool = True) -> StepView:
+        def ints(values: torch.Tensor) -> torch.Tensor:
+            return values.to(**self._ints)
+
+        slots = ints(torch.arange(rows))
+        none = ints(torch.zeros(0))
+        return StepView(
+            ring=ints(torch.zeros(1)),
+            tokens=self._tokens,
+            block_tables=self._tables,
+            slots=slots,
+            positions=ints(torch.full((rows,), self._context - 1)),
+            patches=none.view(0, 3),
+            tiles=none.view(0, 4),
+            sample_rows=slots,
+            sample_slots=slots,
+            sample_positions=ints(torch.full((rows,), self._context)),
+            decode_rows=rows,
+            identity=True,
+            pdl=pdl,
+        )
+
+    def time(self, rows: int, trial: dict[Override, LinearConfig] | None = None, *, pdl: bool = True) -> float:
+        """Milliseconds of one replay, the median of 15; infinity for a config that the hardware refuses."""
+        self._trial = trial or {}
+        view = self.view(rows, pdl=pdl)
+        try:
+            return self.replay_ms(lambda: self.model.forward(view))
+        except Exception as error:
+            print(f"  {trial}: {str(error).splitlines()[0]:.120}", flush=True)
+            return float("inf")
+        finally:
+            self._trial = {}
+
+    def replay_ms(self, segment: Callable[[], object], replays: int = 15) -> float:
+        """Capture ``segment`` and time its replays."""
+        with torch.inference_mode(), self.runtime.stream():
+            segment()
+            graph = self.runtime.capture(segment)
+            for _ in range(3):
+                graph()
+            times = []
+            for _ in range(replays):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                graph()
+                end.record()
+                end.synchronize()
+                times.append(start.elapsed_time(end))
+        return statistics.median(times)

@@ -1,0 +1,277 @@
+"""Llama-like decoders on kernels of our own: five a layer for up to 16 rows, cuBLAS and its neighbours above.
+
+The residual stream is bfloat16. Up to 16 rows, who writes it also prepares the next norm (`kernels.linear.small`);
+above, one kernel adds and norms. After the last layer's KV is written only rows that sample are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from firsttoken.checkpoint.model_config import ModelConfig
+from firsttoken.kernels.embed.triton import embed
+from firsttoken.kernels.linear.config import MAX_ROWS, LinearConfig, OpKind
+from firsttoken.kernels.linear.small import Norm, Workspace, small_linear
+from firsttoken.kernels.paged_attention import AttentionParams
+from firsttoken.kernels.paged_attention.gpu import GPUAttention
+from firsttoken.kernels.rms_norm.triton import add_rms_norm
+from firsttoken.kernels.silu_mul.triton import silu_mul
+from firsttoken.models.step_view import Logits, StepView
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projection:
+    """``weight`` bf16 ``[N, K]``, ``bias`` ``[N]`` bf16, and what follows the product where rows are few."""
+
+    kind: OpKind
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedLayer:
+    """One layer; gains are float32 ``[H]``. ``gate_up`` has the rows of gate and up in turn."""
+
+    attention: AttentionParams
+    attention_gain: Tensor
+    qkv: Projection
+    output: Projection
+    mlp_gain: Tensor
+    gate_up: Projection
+    down: Projection
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """The residual stream of few rows, prepared for the norm that reads it next."""
+
+    hidden: Tensor  # bf16 [M, H]
+    scaled: Tensor  # bf16 [M, H]: hidden * gain
+    squares: Tensor  # float32 [M, P]: partial sums of squares of hidden
+
+
+ChooseLinear = Callable[[OpKind, int, int, int], LinearConfig]
+"""The config of a product of some kind over weights ``[n, k]`` with some rows."""
+
+
+class FusedDecoder:
+    """A `StepModel`. ``attention`` holds the KV pool and everything about positions."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding: Tensor,
+        layers: Sequence[FusedLayer],
+        final_gain: Tensor,
+        head: Projection,
+        attention: GPUAttention,
+        choose_linear: ChooseLinear,
+    ) -> None:
+        self.config = config
+        self.embedding = embedding
+        self.layers = list(layers)
+        self.final_gain = final_gain
+        self.head = head
+        self.attention = attention
+        self.vocab_size = config.vocab_size
+        self.tile_rows = attention.tile_rows
+        self._choose_linear = choose_linear
+        self._workspace = self._make_workspace()
+
+    @property
+    def nbytes(self) -> int:
+        layers = sum(projection.nbytes for layer in self.layers for projection in layer.projections)
+        head = 0 if self.head.weight.data_ptr() == self.embedding.data_ptr() else self.head.nbytes
+        return self.embedding.nbytes + layers + head
+
+    def forward(self, step: StepView) -> Logits | None:
+        if step.slots.shape[0] <= MAX_ROWS:
+            return self._forward_few(step)
+        return self._forward_many(step)
+
+    # ------------------------------------------------------------------ up to 16 rows
+
+    def _forward_few(self, step: StepView) -> Logits | None:
+        rows = step.slots.shape[0]
+        stream = self._embed_few(step, rows)
+        following = [layer.attention_gain for layer in self.layers[1:]] + [self.final_gain]
+        for layer, gain in zip(self.layers, following, strict=True):
+            qkv = self._plain(layer.qkv, stream, step.pdl)
+            heads = self.attention.attend(step, layer.attention, qkv)
+            self._finish_few(layer, stream, heads, gain, step.pdl)
+        if step.sample_rows.shape[0] == 0:
+            return None
+        if not step.identity:
+            picked = step.sample_rows.long()
+            stream = _Stream(*(part.index_select(0, picked) for part in (stream.hidden, stream.scaled, stream.squares)))
+        return self._head_few(stream.scaled, self._norm(stream), step.pdl)
+
+    def _embed_few(self, step: StepView, rows: int) -> _Stream:
+        hidden = self._new(rows, self.config.hidden_size)
+        # As many parts as the last projection of a layer leaves: the first layer then needs no kernel of its own.
+        parts = self._config(self.layers[0].down, rows).tiles(self.config.hidden_size)
+        stream = _Stream(hidden, torch.empty_like(hidden), self._floats(rows, parts))
+        embed(
+            step.tokens,
+            step.slots,
+            step.positions,
+            self.embedding,
+            hidden,
+            scaled=stream.scaled,
+            ssq=stream.squares,
+            gain=self.layers[0].attention_gain,
+            pdl=step.pdl,
+        )
+        return stream
+
+    def _plain(self, projection: Projection, stream: _Stream, pdl: bool) -> Tensor:
+        rows = stream.hidden.shape[0]
+        out = self._new(rows, projection.weight.shape[0])
+        small_linear(
+            stream.scaled,
+            projection.weight,
+            out,
+            config=self._config(projection, rows),
+            workspace=self._workspace,
+            pdl=pdl,
+            bias=projection.bias,
+            norm=self._norm(stream),
+        )
+        return out
+
+    def _finish_few(self, layer: FusedLayer, stream: _Stream, heads: Tensor, gain: Tensor, pdl: bool) -> None:
+        """Output projection and MLP, added to ``stream``, which is then prepared for the norm with ``gain``."""
+        rows = heads.shape[0]
+        self._add(layer.output, heads, stream, layer.mlp_gain, pdl)
+        gated = self._new(rows, layer.gate_up.weight.shape[0] // 2)
+        small_linear(
+            stream.scaled,
+            layer.gate_up.weight,
+            gated,
+            config=self._config(layer.gate_up, rows),
+            workspace=self._workspace,
+            pdl=pdl,
+            bias=layer.gate_up.bias,
+            norm=self._norm(stream),
+            gated=True,
+        )
+        self._add(layer.down, gated, stream, gain, pdl)
+
+    def _add(self, projection: Projection, x: Tensor, stream: _Stream, gain: Tensor, pdl: bool) -> None:
+        rows = x.shape[0]
+        config = self._config(projection, rows)
+        stream.squares = self._floats(rows, config.tiles(projection.weight.shape[0]))
+        small_linear(
+            x,
+            projection.weight,
+            stream.hidden,
+            config=config,
+            workspace=self._workspace,
+            pdl=pdl,
+            bias=projection.bias,
+            residual=stream.hidden,
+            next_gain=gain,
+            scaled_out=stream.scaled,
+            ssq_out=stream.squares,
+        )
+
+    def _head_few(self, x: Tensor, norm: Norm | None, pdl: bool) -> Logits:
+        rows = x.shape[0]
+        config = self._config(self.head, rows)
+        tiles = config.tiles(self.vocab_size)
+        logits = self._floats(rows, self.vocab_size)
+        best = self._floats(rows, tiles), torch.empty((rows, tiles), dtype=torch.int32, device=x.device)
+        small_linear(
+            x,
+            self.head.weight,
+            logits,
+            config=config,
+            workspace=self._workspace,
+            pdl=pdl,
+            norm=norm,
+            best=best,
+        )
+        return Logits(logits, best)
+
+    def _norm(self, stream: _Stream) -> Norm:
+        return Norm(stream.squares, self.config.rms_norm_eps, self.config.hidden_size)
+
+    def _config(self, projection: Projection, rows: int) -> LinearConfig:
+        n, k = projection.weight.shape
+        return self._choose_linear(projection.kind, n, k, rows)
+
+    # ------------------------------------------------------------------ more rows
+
+    def _forward_many(self, step: StepView) -> Logits | None:
+        hidden = self._new(step.slots.shape[0], self.config.hidden_size)
+        embed(step.tokens, step.slots, step.positions, self.embedding, hidden)
+        eps, last = self.config.rms_norm_eps, self.layers[-1]
+        normed = torch.empty_like(hidden)
+        add_rms_norm(hidden, None, self.layers[0].attention_gain, eps, normed)
+        for layer, following in zip(self.layers[:-1], self.layers[1:], strict=True):
+            heads = self.attention.attend(step, layer.attention, _product(normed, layer.qkv))
+            self._finish_many(layer, hidden, heads, normed, following.attention_gain)
+        heads = self.attention.attend(step, last.attention, _product(normed, last.qkv))
+        if step.sample_rows.shape[0] == 0:
+            return None
+        if not step.identity:
+            picked = step.sample_rows.long()
+            hidden, heads = hidden.index_select(0, picked), heads.index_select(0, picked)
+            normed = torch.empty_like(hidden)
+        self._finish_many(last, hidden, heads, normed, self.final_gain)
+        if len(normed) <= MAX_ROWS:
+            return self._head_few(normed, None, pdl=False)
+        return Logits(self._head_many(normed), None)
+
+    def _finish_many(self, layer: FusedLayer, hidden: Tensor, heads: Tensor, normed: Tensor, gain: Tensor) -> None:
+        """Add the output projection and the MLP to ``hidden``; ``normed`` becomes its norm with ``gain``."""
+        eps = self.config.rms_norm_eps
+        add_rms_norm(hidden, _product(heads, layer.output), layer.mlp_gain, eps, normed)
+        gate_up = _product(normed, layer.gate_up)
+        gated = self._new(len(normed), gate_up.shape[1] // 2)
+        silu_mul(gate_up, gated)
+        add_rms_norm(hidden, _product(gated, layer.down), gain, eps, normed)
+
+    def _head_many(self, normed: Tensor) -> Tensor:
+        weight = self.head.weight
+        # Float32 results of a bfloat16 product are CUDA's alone; elsewhere a product in float32 is right, if slow.
+        if normed.is_cuda:
+            return torch.mm(normed, weight.t(), out_dtype=torch.float32)
+        return torch.mm(normed.float(), weight.t().float())
+
+    # ------------------------------------------------------------------ memory
+
+    def _new(self, rows: int, columns: int) -> Tensor:
+        return torch.empty((rows, columns), dtype=self.embedding.dtype, device=self.embedding.device)
+
+    def _floats(self, rows: int, columns: int) -> Tensor:
+        return torch.empty((rows, columns), dtype=torch.float32, device=self.embedding.device)
+
+    def _make_workspace(self) -> Workspace:
+        """Room for the projection that needs most, at any number of rows: all kernels share it, one after the other."""
+        floats = tiles = 0
+        for projection in (*self.layers[0].projections, self.head):
+            n = projection.weight.shape[0]
+            for rows in (1, 8, MAX_ROWS):
+                config = self._config(projection, rows)
+                floats, tiles = max(floats, config.workspace_floats(n)), max(tiles, config.tiles(n))
+        return Workspace.allocate(floats, tiles, self.embedding.device)
+
+
+def _product(x: Tensor, projection: Projection) -> Tensor:
+    """``x [M, K] -> [M, N]`` by the vendor's library."""
+    if projection.bias is None:
+        return torch.mm(x, projection.weight.t())
+    return torch.addmm(projection.bias, x, projection.weight.t())

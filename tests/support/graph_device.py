@@ -1,0 +1,60 @@
+"""The executor with graphs as a device of its own: on the GPU where there is one, else its kernels interpreted."""
+
+from __future__ import annotations
+
+import torch
+
+from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.devices.interface import DeviceFacts, DevicePolicy, WeightChoice
+from firsttoken.executor.config import ExecutorConfig
+from firsttoken.executor.graphs.executor import GraphExecutor
+from firsttoken.executor.graphs.load import load_executor
+from firsttoken.executor.graphs.runtime import CUDARuntime, HostRuntime
+from firsttoken.kernels.linear.config import LinearConfig, OpKind
+
+
+def few_programs(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
+    """Interpreting costs tens of milliseconds a program, so each takes as many columns as it can."""
+    columns = min(256, 1 << (n - 1).bit_length())
+    if rows == 1:
+        return LinearConfig("fma", columns, 64, 4, 0)
+    return LinearConfig("dot", columns, 64, 4, 2, block_m=8 if rows <= 8 else 16, prefetch=True)
+
+
+def make_executor(config: ExecutorConfig, checkpoint: Checkpoint) -> GraphExecutor:
+    """On the GPU as users have it."""
+    if torch.cuda.is_available():
+        return load_executor(config, checkpoint, CUDARuntime())
+    return load_executor(config, checkpoint, HostRuntime(), few_programs)
+
+
+class GraphDevice:
+    """What a vendor would register: nothing of the engine knows it."""
+
+    kind = "graphs"
+    policy = DevicePolicy(
+        kv_share=0.5,
+        kv_limit=1 << 24,
+        fixed_memory=0,
+        prefill_tokens=64,
+        mixed_prefill_tokens=16,
+        mixed_prefill_per_row=0,
+        in_flight=2,
+    )
+
+    def __init__(self) -> None:
+        self.loaded: list[GraphExecutor] = []
+
+    def refusal(self) -> str | None:
+        return None
+
+    def facts(self) -> DeviceFacts:
+        return DeviceFacts(name="test device", free_memory=1 << 30, total_memory=1 << 30, threads=1)
+
+    def choose_weights(self, quantization: str, dtype: str) -> WeightChoice:
+        return WeightChoice(quantization="none", dtype="bfloat16", why="all it can")
+
+    def load(self, config: ExecutorConfig, checkpoint: Checkpoint) -> GraphExecutor:
+        executor = make_executor(config, checkpoint)
+        self.loaded.append(executor)
+        return executor
