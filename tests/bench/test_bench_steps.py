@@ -110,4 +110,5 @@ def test_command_on_a_real_executor(tmp_path: Path, capsys: pytest.CaptureFixtur
     for row in shown["steps"]:
         assert 0 < row["min_ms"] <= row["ms"] <= row["wall_ms"] + 1e-3
         assert row["tokens"] == row["decode_rows"] + row["prefill_tokens"]
+        assert row["decode_rows"] <= 2
         assert row["forward_ms"] + row["sample_ms"] <= row["ms"] + 1e-3

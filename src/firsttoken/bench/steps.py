@@ -108,7 +108,9 @@ def measure_steps(engine: Engine, config: StepsConfig, say: Say = lambda text: N
     cells = [
         cell
         for cell in grid(engine.limits)
-        if cell.context <= config.max_context and cell.prefill_tokens <= config.max_prefill
+        if cell.decode_rows <= config.max_rows
+        and cell.context <= config.max_context
+        and cell.prefill_tokens <= config.max_prefill
     ]
     if not cells:
         raise BenchFailed("no step of the grid fits: give more --kv-memory, or a larger --max-model-len")

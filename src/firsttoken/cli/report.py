@@ -14,7 +14,7 @@ from firsttoken.core.engine_args import EngineArgs
 from firsttoken.transport.messages import EngineInfo
 from firsttoken.version import __version__
 
-_PACKAGES = ("torch", "numpy", "tokenizers", "msgspec", "starlette", "uvicorn", "rich")
+_PACKAGES = ("torch", "triton", "numpy", "tokenizers", "msgspec", "starlette", "uvicorn", "rich")
 
 
 def versions(*more: str) -> dict[str, str]:
