@@ -13,6 +13,8 @@ from firsttoken.executor.graphs.runtime import CUDARuntime
 from firsttoken.kernels.linear.config import LinearConfig, OpKind, RowBucket, row_bucket
 from firsttoken.kernels.linear.small import Workspace
 from firsttoken.kernels.paged_attention import KVPool
+from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig, decode_config
+from firsttoken.kernels.paged_attention.triton_decode import DecodeWorkspace
 from firsttoken.kernels.tuning import linear_config
 from firsttoken.models.load_fused import Limits, load_fused
 from firsttoken.models.step_view import StepView
@@ -27,6 +29,7 @@ class DecodeStep:
         self.runtime = CUDARuntime()
         self.overrides: dict[Override, LinearConfig] = {}
         self._trial: dict[Override, LinearConfig] = {}
+        self._attention: DecodeConfig | None = None
         self._gpu = torch.cuda.get_device_name()
         checkpoint = open_checkpoint(model)
         config = checkpoint.config
@@ -41,13 +44,15 @@ class DecodeStep:
             properties = torch.cuda.get_device_properties(device)
             limits = Limits(context + 1, rows, properties.multi_processor_count, self.choose)
             self.model = load_fused(checkpoint, pool, device, limits)
+            self.model.attention._choose_decode = self._choose_attention
             # Enough for any candidate.
+            self.model.attention._workspace = DecodeWorkspace.allocate(
+                DecodeConfig(splits=32), rows, config.num_heads, kv.kv_heads, kv.head_dim, device
+            )
             self.model._workspace = Workspace.allocate(1 << 25, 1 << 16, device)
-        ints = {"dtype": torch.int32, "device": device}
-        self._tokens = torch.randint(0, config.vocab_size, (rows, context + 2), **ints)  # type: ignore[call-overload]
-        self._tables = torch.arange(rows * blocks, **ints).view(rows, blocks)  # type: ignore[call-overload]
+        self._tokens = self._ints(torch.randint(0, config.vocab_size, (rows, context + 2)))
+        self._tables = self._ints(torch.arange(rows * blocks)).view(rows, blocks)
         self._context = context
-        self._ints = ints
 
     def choose(self, kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
         key = (kind, n, k, row_bucket(rows))
@@ -55,6 +60,9 @@ class DecodeStep:
             if key in configs:
                 return configs[key]
         return linear_config(kind, n, k, rows, self._gpu)
+
+    def _choose_attention(self, rows: int, kv_heads: int, head_dim: int, longest: int, sms: int) -> DecodeConfig:
+        return self._attention or decode_config(rows, kv_heads, head_dim, longest, sms)
 
     def products(self) -> list[tuple[OpKind, int, int]]:
         """The step's different products, as (kind, n, k)."""
@@ -65,10 +73,11 @@ class DecodeStep:
         """Numbers of partial sums that the residual products leave to the norms, as configured now."""
         return sorted({self.choose(*key, rows).tiles(key[1]) for key in self.products() if key[0] == "residual"})
 
-    def view(self, rows: int, *, pdl: bool = True) -> StepView:
-        def ints(values: torch.Tensor) -> torch.Tensor:
-            return values.to(**self._ints)
+    def _ints(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(device=self.runtime.device, dtype=torch.int32)
 
+    def view(self, rows: int, *, pdl: bool = True) -> StepView:
+        ints = self._ints
         slots = ints(torch.arange(rows))
         none = ints(torch.zeros(0))
         return StepView(
@@ -87,9 +96,18 @@ class DecodeStep:
             pdl=pdl,
         )
 
-    def time(self, rows: int, trial: dict[Override, LinearConfig] | None = None, *, pdl: bool = True) -> float:
+    def time(
+        self,
+        rows: int,
+        trial: dict[Override, LinearConfig] | None = None,
+        *,
+        attention: DecodeConfig | None = None,
+        pdl: bool = True,
+    ) -> float:
         """Milliseconds of one replay, the median of 15; infinity for a config that the hardware refuses."""
         self._trial = trial or {}
+        self._attention = attention
+        self.model.attention._configs.clear()
         view = self.view(rows, pdl=pdl)
         try:
             return self.replay_ms(lambda: self.model.forward(view))
@@ -98,6 +116,7 @@ class DecodeStep:
             return float("inf")
         finally:
             self._trial = {}
+            self._attention = None
 
     def replay_ms(self, segment: Callable[[], object], replays: int = 15) -> float:
         """Capture ``segment`` and time its replays."""
@@ -108,10 +127,10 @@ class DecodeStep:
                 graph()
             times = []
             for _ in range(replays):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start, end = self.runtime.event(), self.runtime.event()
                 start.record()
                 graph()
                 end.record()
                 end.synchronize()
-                times.append(start.elapsed_time(end))
+                times.append(self.runtime.elapsed_ms(start, end))
         return statistics.median(times)

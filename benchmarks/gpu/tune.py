@@ -13,14 +13,17 @@ import json
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
-from benchmarks.gpu.decode_step import DecodeStep
 
+from benchmarks.gpu.decode_step import DecodeStep
 from firsttoken.kernels.linear.config import LinearConfig, OpKind, row_bucket
 from firsttoken.kernels.linear.tune import candidates
+from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig
 from firsttoken.kernels.tuning import TunedFile, TunedLinear, read_tuned, write_tuned
 
 Key = tuple[OpKind, int, int]
@@ -82,19 +85,43 @@ def tune(step: DecodeStep, rows: int, deadline: float) -> dict[Key, LinearConfig
     return {key: step.choose(*key, rows) for key in keys}
 
 
+def attention_trials() -> list[DecodeConfig]:
+    """Divisions of decode attention worth measuring at few rows."""
+    trials = []
+    for tile, splits, warps, dot in product((32, 64, 128), (4, 8, 16, 32), (2, 4), (True, False)):
+        if tile * splits <= 2048 and (dot or tile <= 64):
+            trials.append(DecodeConfig(block_tokens=tile, splits=splits, min_split=tile, warps=warps, dot=dot))
+    return trials
+
+
+def tune_attention(step: DecodeStep, rows: int, deadline: float) -> dict[str, float]:
+    """Milliseconds of the step by the division of its attention, the best first."""
+    found: dict[DecodeConfig | None, float] = {None: step.time(rows)}
+    for trial in attention_trials():
+        if time.monotonic() < deadline:
+            found[trial] = step.time(rows, attention=trial)
+    best = sorted(found, key=lambda trial: found[trial])
+    for one in best[:6]:
+        print(f"  attention {found[one]:.4f} ms: {one or 'as chosen now'}", flush=True)
+    print(f"  as chosen now: {found[None]:.4f} ms", flush=True)
+    return {str(trial): found[trial] for trial in best}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="random:llama-3.1-8b")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=120, help="for each number of rows")
+    parser.add_argument("--attention", type=float, default=0, help="seconds for decode attention, 0 leaves it out")
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--store", type=Path)
     arguments = parser.parse_args()
     step = DecodeStep(arguments.model, max(arguments.rows), arguments.context)
     gpu = torch.cuda.get_device_name()
-    results, tuned = {}, []
+    results: dict[int, dict[str, Any]] = {}
+    tuned = []
     for rows in arguments.rows:
         jobs = [
             (key, rows, config, parts)
@@ -109,7 +136,10 @@ def main() -> None:
         first = step.time(rows)
         found = tune(step, rows, time.monotonic() + arguments.seconds)
         last = statistics.median(step.time(rows) for _ in range(3))
-        results[rows] = {"stored_ms": first, "tuned_ms": last}
+        results[rows] = {"stored_ms": first, "tuned_ms": last, "without_pdl_ms": step.time(rows, pdl=False)}
+        print(f"rows {rows}: {results[rows]}", flush=True)
+        if arguments.attention:
+            results[rows]["attention"] = tune_attention(step, rows, time.monotonic() + arguments.attention)
         for (kind, n, k), config in found.items():
             tuned.append(TunedLinear(kind, n, k, row_bucket(rows), config))
     print(json.dumps(results))

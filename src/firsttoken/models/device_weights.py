@@ -43,7 +43,7 @@ class DeviceWeights:
         parts = [self._weights.matrix(name) for name in names]
         rows = [part.shape[0] for part in parts]
         out = torch.empty((sum(rows), parts[0].shape[1]), dtype=self.dtype, device=self.device)
-        for part, place, heads in zip(parts, out.split(rows), rotated_heads, strict=True):
+        for part, place, heads in zip(parts, torch.split(out, rows), rotated_heads, strict=True):
             self._fill(place, part)
             if heads:
                 place.copy_(to_pair_order(place, heads).clone())

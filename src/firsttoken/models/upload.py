@@ -65,7 +65,7 @@ class Uploader:
 
     def _mark_sent(self) -> None:
         if self._pinned:
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._sent[self._turn] = event
         self._turn = 1 - self._turn

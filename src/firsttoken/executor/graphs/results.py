@@ -41,9 +41,8 @@ class ResultRing:
 
 
 def _views(words: Tensor, rows: int) -> Outputs:
-    tokens, errors, logprobs, ranks, top_ids, top_logprobs = words.split(
-        [rows, rows, rows, rows, rows * MAX_TOP, rows * MAX_TOP]
-    )
+    sizes = [rows, rows, rows, rows, rows * MAX_TOP, rows * MAX_TOP]
+    tokens, errors, logprobs, ranks, top_ids, top_logprobs = torch.split(words, sizes)
     return Outputs(
         tokens=tokens,
         errors=errors,

@@ -55,14 +55,14 @@ class CUDARuntime:
     def __init__(self, index: int = 0) -> None:
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
-        self._stream = torch.cuda.Stream(self.device)
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def pinned(self, words: int) -> Tensor:
         return torch.zeros(words, dtype=torch.int32, pin_memory=True)
 
     def event(self) -> Event:
-        return torch.cuda.Event(enable_timing=True)
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def elapsed_ms(self, start: Event, end: Event) -> float:
         return float(start.elapsed_time(end))  # type: ignore[attr-defined]
