@@ -12,7 +12,7 @@ from firsttoken.kernels.launch import launch
 _MAX_WIDTH = 1 << 15
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _add_rms_norm(
     h, y, gain, out, eps, inverse_width, T, H: tl.constexpr, BH: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr
 ):
