@@ -98,7 +98,7 @@ class Transformers:
         self._torch = torch
         checkpoint = open_checkpoint(path)
         config = checkpoint.config
-        if config.architecture != "LlamaForCausalLM":
+        if config.architecture != "LlamaForCausalLM" or config.rope is None:
             raise SystemExit(f"only Llama models can be filled into transformers here, got {config.architecture}")
         model = LlamaForCausalLM(
             LlamaConfig(

@@ -43,10 +43,11 @@ def read_bloom(config: JSONObject) -> ModelConfig:
     refuse_quantized(config)
     if config.flag("apply_residual_connection_post_layernorm", False):
         raise config.fail("apply_residual_connection_post_layernorm", "is true, which is not supported")
-    hidden = _either(config, "n_embed", "hidden_size")
-    heads = _either(config, "num_attention_heads", "n_head")
+    hidden = config.integer(_spelled(config, "n_embed", "hidden_size"))
+    heads_key = _spelled(config, "num_attention_heads", "n_head")
+    heads = config.integer(heads_key)
     if heads < 1 or hidden % heads:
-        raise config.fail("n_head", f"is {heads}, must divide the hidden size {hidden}")
+        raise config.fail(heads_key, f"is {heads}, must divide the hidden size {hidden}")
     inner = config.optional_integer("n_inner")
     if inner is not None and inner != 4 * hidden:
         raise config.fail("n_inner", f"is {inner}, must be 4 x {hidden} or null")
@@ -55,7 +56,7 @@ def read_bloom(config: JSONObject) -> ModelConfig:
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=4 * hidden,
-        num_layers=_either(config, "num_hidden_layers", "n_layer"),
+        num_layers=config.integer(_spelled(config, "num_hidden_layers", "n_layer")),
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=hidden // heads,
@@ -71,9 +72,9 @@ def read_bloom(config: JSONObject) -> ModelConfig:
     )
 
 
-def _either(config: JSONObject, first: str, second: str) -> int:
-    """An older key, where it is there, goes before the newer."""
-    return config.integer(first) if first in config else config.integer(second)
+def _spelled(config: JSONObject, alias: str, key: str) -> str:
+    """The one of two keys that the file has; an alias goes before the proper one, as in transformers."""
+    return alias if alias in config else key
 
 
 def canonical_name(name: str) -> str:
