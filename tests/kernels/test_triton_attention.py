@@ -162,7 +162,7 @@ def test_decode_in_bfloat16(dot: bool) -> None:
 
 
 def test_decode_of_a_large_head_combines_in_several_rounds() -> None:
-    config = DecodeConfig(block_tokens=16, splits=16, min_split=16)
+    config = DecodeConfig(block_tokens=16, splits=16, min_split=16, combine="words")
     check_decode([250], config, kv_heads=1, group=16, head_dim=256)
 
 
@@ -223,7 +223,7 @@ def test_decode_refuses_what_does_not_fit() -> None:
         run(layer=2)
     with pytest.raises(ValueError, match="cannot share 2 KV heads"):
         run(heads=5)
-    with pytest.raises(ValueError, match="room for 8 parts and 2 counters, 16 and 2 are needed"):
+    with pytest.raises(ValueError, match="room for 16 parts and 2 counters, 20 and 2 are needed"):
         run(use=DecodeConfig(block_tokens=16, splits=4, min_split=16))
     with pytest.raises(ValueError, match="must be contiguous"):
         run(kv=cache.kv.transpose(3, 4))

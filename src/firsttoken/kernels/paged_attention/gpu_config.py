@@ -33,7 +33,7 @@ class DecodeConfig:
     warps: int = 4
     stages: int = 3
     dot: bool = True
-    combine: Combine = "words"
+    combine: Combine = "counter"
     max_registers: int | None = None
 
     def __post_init__(self) -> None:

@@ -1,6 +1,5 @@
-"""What the GPU attention kernels share: how a head is loaded, normalised and rotated, how a score is finished, how
-KV elements are decoded, and how the parts of a split row are combined. All of it is inlined into the kernels of the
-sibling modules."""
+"""What the GPU attention kernels share: how heads and tiles of K and V are loaded, how a head is normalised
+and rotated, how a score is finished. All of it is inlined into the kernels of the sibling modules."""
 
 from __future__ import annotations
 
@@ -15,10 +14,7 @@ from torch import Tensor
 INTERPRETED: Final[bool] = bool(triton.knobs.runtime.interpret)
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# A NaN that arithmetic never makes: the hardware's own NaN is 0x7fffffff, and bf16 inputs have zeros at the end.
-_EMPTY = tl.constexpr(-1)
-# About a second of reading: a lost part becomes NaN, which the sampler reports, and never a hang.
-_MAX_READS = tl.constexpr(1 << 20)
+
 
 _FORMATS = {torch.bfloat16: "native", torch.float32: "native"}
 
@@ -62,6 +58,28 @@ def rotate(x, cos, sin, R: tl.constexpr, DP: tl.constexpr):
 
 
 @triton.jit
+def load_tile(
+    tile, blocks, at, seen, block_stride, PAGE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr
+):
+    """K or V as stored, ``[BT, DP]`` or for CUDA cores ``[1, BT, DP]``; zero where not ``seen``: what an earlier owner
+    left there may be NaN.
+
+    The third dimension gives the loads the layout in which they are multiplied, so that nothing moves between threads.
+    """
+    offs_d = tl.arange(0, DP)
+    rows = tile + blocks.to(tl.int64) * block_stride + at % PAGE * D
+    if DOT:
+        pointers, mask = rows[:, None] + offs_d[None, :], seen[:, None]
+        if D != DP:
+            mask = mask & (offs_d < D)[None, :]
+    else:
+        pointers, mask = rows[None, :, None] + offs_d[None, None, :], seen[None, :, None]
+        if D != DP:
+            mask = mask & (offs_d < D)[None, None, :]
+    return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
 def decode_elements(stored, KV_FORMAT: tl.constexpr, COMPUTE: tl.constexpr):
     """Stored KV elements as operands. A quantised format multiplies its scales in here."""
     tl.static_assert(KV_FORMAT == "native", "unknown KV format")
@@ -83,110 +101,3 @@ def finish_scores(raw, distance, slope, scale, softcap, SOFTCAP: tl.constexpr, A
     if ALIBI:
         scores += slope * LOG2E * distance.to(tl.float32)
     return scores
-
-
-@triton.jit
-def part_bits(x):
-    """Bits of float32 ``x``, with another NaN in place of the one that means "not yet written"."""
-    bits = x.to(tl.int32, bitcast=True)
-    return tl.where(bits == _EMPTY, 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def combine_parts(
-    parts,
-    weights,
-    target,
-    cell,
-    active,
-    GROUP: tl.constexpr,
-    GROUP_PARTS: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    COMBINED: tl.constexpr,
-    WORDS: tl.constexpr,
-    COMPILED: tl.constexpr,
-):
-    """Add the parts of ``active`` splits, always in the same order, and store the rows of ``target``."""
-    offs_g = tl.arange(0, GROUP_PARTS)
-    offs_d = tl.arange(0, DP)
-    heads_in = offs_g < GROUP
-    whole = heads_in[:, None] & (offs_d < D)[None, :]
-    top = tl.full([GROUP_PARTS], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PARTS], tl.float32)
-    acc = tl.zeros([GROUP_PARTS, DP], tl.float32)
-    for chunk in tl.static_range(0, SPLITS, COMBINED):
-        offs_s = chunk + tl.arange(0, COMBINED)
-        there = offs_s < active
-        cells = (cell + offs_s)[:, None] * GROUP + offs_g[None, :]
-        cells_in = there[:, None] & heads_in[None, :]
-        at = parts + cells.to(tl.int64)[:, :, None] * D + offs_d[None, None, :]
-        at_in = there[:, None, None] & whole[None, :, :]
-        if WORDS:
-            weight, part = _read_words(weights + cells, cells_in, at, at_in, COMPILED)
-        else:
-            weight = tl.load(weights + cells, mask=cells_in, other=0, cache_modifier=".cg")
-            part = tl.load(at, mask=at_in, other=0, cache_modifier=".cg")
-        weight = tl.where(there[:, None], weight.to(tl.float32, bitcast=True), float("-inf"))
-        part = part.to(tl.float32, bitcast=True)
-        # The first chunk always has a part, so `grown` is a number.
-        grown = tl.maximum(top, tl.max(weight, 0))
-        shrink = tl.exp2(top - grown)
-        factor = tl.exp2(weight - grown[None, :])
-        total = total * shrink + tl.sum(factor, 0)
-        acc = acc * shrink[:, None] + tl.sum(part * factor[:, :, None], 0)
-        top = grown
-    result = acc / total[:, None]
-    tl.store(target + offs_g[:, None] * D + offs_d[None, :], result.to(target.dtype.element_ty), mask=whole)
-
-
-@triton.jit
-def _read_words(weights_at, weights_in, parts_at, parts_in, COMPILED: tl.constexpr):
-    """Read until every word has been written, then mark all of them as not written for the next launch.
-
-    A word is whole by itself (32 bits), so no order between words is needed, and no fence.
-    """
-    weight = tl.load(weights_at, mask=weights_in, other=0, volatile=True)
-    part = tl.load(parts_at, mask=parts_in, other=0, volatile=True)
-    missing = tl.max((part == _EMPTY).to(tl.int32))
-    reads = 0
-    while (missing > 0) & (reads < _MAX_READS):
-        weight = tl.load(weights_at, mask=weights_in, other=0, volatile=True)
-        part = tl.load(parts_at, mask=parts_in, other=0, volatile=True)
-        missing = tl.max((part == _EMPTY).to(tl.int32))
-        reads += 1
-    if COMPILED:
-        # An element may lie in several threads, of which the loop asked one; weights it has not asked for at all.
-        weight = _settled(weight, weights_at)
-        part = _settled(part, parts_at)
-    tl.debug_barrier()
-    tl.store(weights_at, tl.full(weight.shape, _EMPTY, tl.int32), mask=weights_in)
-    tl.store(parts_at, tl.full(part.shape, _EMPTY, tl.int32), mask=parts_in)
-    return weight, part
-
-
-@triton.jit
-def _settled(word, at):
-    """``word``, read again from ``at`` by the thread that holds it for as long as it is not written (bounded)."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .pred again;
-        .reg .b32 left;
-        mov.b32 $0, $1;
-        mov.b32 left, 65536;
-        look:
-        setp.eq.b32 again, $0, -1;
-        @!again bra done;
-        ld.volatile.global.b32 $0, [$2];
-        sub.s32 left, left, 1;
-        setp.ne.s32 again, left, 0;
-        @again bra look;
-        done:
-        }""",
-        "=&r,r,l",
-        [word, at],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

@@ -2,14 +2,14 @@
 
 One program a (token row, KV head, split): the query heads of a group share every K and V they load. The row's own
 length says on the device how many splits have work (Flash-Decoding: Dao et al., 2023), so that one captured graph
-serves any context; the others leave at once. The last split that has work also owns the new token: it writes its K and
-V, which enter its softmax from registers.
+serves any context; the others leave at once. A program of its own writes the new token's K and V and takes part as one
+more split, so that nothing is added to the others' way; a row of one split does all in one program.
 
 Splits meet in the same kernel, in fixed order, by one of two ways. ``counter``: each stores its part, then adds to a
 counter; who comes last combines and resets the counter. ``words``: the parts' words start out as a bit pattern that no
-result has, the last split reads them until none is left (as the low-latency protocols of NCCL do with flags) and resets
-them. That saves the fence and the atomic's round trip. The reader's grid index is higher than those it waits for, and
-the hardware starts programs in that order, so whoever is waited for is already running.
+result has; the new token's program reads them until none is left (as the low-latency protocols of NCCL do with flags)
+and resets them. That saves the fence and the atomic's round trip. The reader's grid index is higher than those it waits
+for, and the hardware starts programs in that order, so whoever is waited for is already running.
 
 Under dependent launch everything older than the chain of running kernels (cached K and V, tables, and the rows' slots
 and positions if ``early_rows``) is fetched before the wait.
@@ -26,32 +26,32 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig, next_power_of_two
+from firsttoken.kernels.paged_attention.parts.triton import combine_last, combine_parts, leave_part
 from firsttoken.kernels.paged_attention.triton import (
     INTERPRETED,
     LOG2E,
-    combine_parts,
     compute_type,
     decode_elements,
     finish_scores,
     kv_format_of,
     load_heads,
+    load_tile,
     load_turns,
-    part_bits,
     rotate,
 )
 
-# Elements of the parts that one combining program holds at once, for 4 warps.
-_COMBINED = 16384
+# Elements of the parts that a combining program holds at once, a warp: 64 a thread.
+_COMBINED = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeWorkspace:
     """Where splits leave their parts: one for all layers of a step, never shared by two streams.
 
-    ``parts [2, rows * kv_heads, splits, group, head_dim]`` and ``weights [2, rows * kv_heads, splits, group]`` (log2 of
-    each part's softmax sum), flat, hold float32 bits as int32; ``arrived`` is int32 ``[rows * kv_heads]``. The first
-    half of parts and weights serves ``words``, the second ``counter``, so that configs of both kinds can share a
-    workspace. At rest all bits of the first halves are set, and the counters are zero.
+    ``parts [2, rows * kv_heads, 2 * splits, group, head_dim]`` and ``weights [2, rows * kv_heads, 2 * splits, group]``
+    (log2 of a part's softmax sum), flat, hold float32 bits as int32; ``arrived`` is int32 ``[rows * kv_heads]``. Of
+    parts and weights the first half serves ``words``, the second ``counter``, so that configs of both kinds can share
+    a workspace. At rest all bits of the first halves are set, and the counters are zero.
     """
 
     parts: Tensor
@@ -64,7 +64,8 @@ class DecodeWorkspace:
     ) -> DecodeWorkspace:
         """Room for ``rows`` token rows under ``config``; with one split nothing is needed and little is taken."""
         group = num_heads // kv_heads
-        cells = 2 * (rows * kv_heads * config.splits * group if config.splits > 1 else 1)
+        # Beside the splits' parts comes the new token's.
+        cells = 2 * (rows * kv_heads * 2 * config.splits * group if config.splits > 1 else 1)
         parts = torch.full((cells * head_dim,), -1, dtype=torch.int32, device=device)
         weights = torch.full((cells,), -1, dtype=torch.int32, device=device)
         arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
@@ -111,14 +112,16 @@ def decode(
     group = num_heads // kv_heads
     group_tile = next_power_of_two(group)
     padded_dim = next_power_of_two(head_dim)
-    combined = min(config.splits, max(1, _COMBINED * config.warps // 4 // (group_tile * padded_dim)))
+    combined = min(config.splits, max(1, _COMBINED * config.warps // (group_tile * padded_dim)))
+    combined = next_power_of_two(combined + 1) // 2
     # Each way to combine has its half, for they leave it in different states.
     half = 0 if config.combine == "words" else workspace.weights.shape[0] // 2
     q_weight, k_weight, eps = qk_norm if qk_norm is not None else (None, None, 0.0)
     options: dict[str, int | bool] = {"launch_pdl": True} if pdl else {}
     if config.max_registers is not None:
         options["maxnreg"] = config.max_registers
-    _decode_kernel[(kv_heads, rows, config.splits)](
+    programs = config.splits + 1 if config.splits > 1 else 1
+    _decode_kernel[(kv_heads, rows, programs)](
         qkv,
         kv,
         block_tables,
@@ -150,7 +153,7 @@ def decode(
         BT=config.block_tokens,
         SPLITS=config.splits,
         MIN_SPLIT=config.min_split,
-        COMBINED=next_power_of_two(combined + 1) // 2,
+        COMBINED=combined,
         WINDOW=window or 0,
         ROPE=cos_sin is not None,
         NORM=qk_norm is not None,
@@ -162,6 +165,8 @@ def decode(
         COMPUTE=compute_type(kv),
         STAGES=config.stages,
         COMPILED=not INTERPRETED,
+        # A thread loads four neighbours: with fewer elements than that, threads double up.
+        COPIES=combined * group_tile * padded_dim < 4 * 32 * config.warps,
         PDL=pdl and not INTERPRETED,
         EARLY_ROWS=early_rows,
         num_warps=config.warps,
@@ -198,7 +203,7 @@ def _check(
         )
     if out.shape != (rows, num_heads * head_dim) or out.stride(1) != 1:
         raise ValueError(f"out must be [{rows}, {num_heads * head_dim}] with contiguous rows, got {tuple(out.shape)}")
-    room, needed = workspace.weights.shape[0] // 2, rows * num_heads * config.splits
+    room, needed = workspace.weights.shape[0] // 2, rows * num_heads * (config.splits + 1)
     if config.splits > 1 and (room < needed or workspace.arrived.shape[0] < rows * kv_heads):
         raise ValueError(
             f"the workspace has room for {room} parts and {workspace.arrived.shape[0]} counters, {needed} and "
@@ -253,6 +258,7 @@ def _decode_kernel(
     COMPUTE: tl.constexpr,
     STAGES: tl.constexpr,
     COMPILED: tl.constexpr,
+    COPIES: tl.constexpr,
     PDL: tl.constexpr,
     EARLY_ROWS: tl.constexpr,
 ):
@@ -271,64 +277,79 @@ def _decode_kernel(
     share = tl.cdiv(tl.cdiv(position - base, SPLITS), BT) * BT
     share = tl.maximum(share, MIN_SPLIT)
     active = tl.maximum(tl.cdiv(position - base, share), 1)
-    if (position < 0) | (split >= active):
+    if (position < 0) | (split > active) | ((active == 1) & (split == 1)):
         # Waiting keeps the chain of dependent launches whole, also for a program that needs nothing.
         if PDL and EARLY_ROWS:
             gdc_wait()
         return
-    begin = base + split * share
-    end = tl.minimum(begin + share, position)
-    newest = split == active - 1
 
     table = tables + slot.to(tl.int64) * table_stride
     tile = kv + layer_offset + head * (PAGE * D)
+    source = qkv + row.to(tl.int64) * qkv_stride
+    target = out + row.to(tl.int64) * out_stride + head * (GROUP * D)
+    cell = (row * KV_HEADS + head) * (SPLITS + 1)
+    counter = arrived + row * KV_HEADS + head
     VALUES: tl.constexpr = KV_HEADS * PAGE * D
     offs_d = tl.arange(0, DP)
+    if ROPE:
+        cos, sin = load_turns(cos_sin, position + tl.zeros([1], tl.int32), tl.full([1], 1, tl.int1), offs_d, D, DP)
+    else:
+        cos, sin = 1.0, 0.0
+    new_block = tl.load(table + position // PAGE)
+    new_tile = tile + new_block.to(tl.int64) * block_stride + (position % PAGE) * D
+
+    if SPLITS > 1 and split == active:
+        # The program of the new token.
+        if PDL and EARLY_ROWS:
+            gdc_wait()
+        q = _load_queries(
+            source, head, cos, sin, eps, q_weight, GROUP, GROUP_PARTS, D, DP, ROPE, NORM
+        ).to(COMPUTE)  # fmt: skip
+        own, new_v = _add_token(
+            q, source, new_tile, head, cos, sin, eps, k_weight, scale, softcap,
+            KV_HEADS, GROUP, GROUP_PARTS, VALUES, D, DP, ROPE, NORM, SOFTCAP,
+        )  # fmt: skip
+        if WORDS:
+            combine_parts(
+                parts, weights, target, cell, active, own, new_v, True,
+                GROUP, GROUP_PARTS, D, DP, SPLITS, COMBINED, True, COMPILED, COPIES,
+            )  # fmt: skip
+        else:
+            leave_part(parts, weights, cell + active, own, new_v, GROUP, GROUP_PARTS, D, DP)
+            combine_last(
+                parts, weights, target, counter, cell, active, own, new_v,
+                GROUP, GROUP_PARTS, D, DP, SPLITS, COMBINED,
+            )  # fmt: skip
+        return
+
+    begin = base + split * share
+    end = tl.minimum(begin + share, position)
     offs_t = tl.arange(0, BT)
     at = begin + offs_t
     seen = (at < end) & (at >= first)
     blocks = tl.load(table + at // PAGE, mask=seen, other=0)
-    k = _load_tile(tile, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
-    v = _load_tile(tile + VALUES, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
+    k = load_tile(tile, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
+    v = load_tile(tile + VALUES, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
     at += BT
     blocks = tl.load(table + at // PAGE, mask=at < end, other=0)
-    new_block = tl.load(table + position // PAGE)
-
     offs_g = tl.arange(0, GROUP_TILE)
-    heads_in = offs_g < GROUP
-    if ROPE:
-        cos, sin = load_turns(cos_sin, position + tl.zeros([1], tl.int32), tl.full([1], 1, tl.int1), offs_d, D, DP)
     slope = tl.zeros([GROUP_TILE], tl.float32)
     if ALIBI:
-        slope = tl.load(slopes + head * GROUP + offs_g, mask=heads_in, other=0.0)
+        slope = tl.load(slopes + head * GROUP + offs_g, mask=offs_g < GROUP, other=0.0)
     if PDL and EARLY_ROWS:
         gdc_wait()
 
-    source = qkv + row.to(tl.int64) * qkv_stride
-    whole = heads_in[:, None] & (offs_d < D)[None, :]
-    new_in = newest & (offs_d < D)
-    q_at = source + (head * GROUP + offs_g)[:, None] * D + offs_d[None, :]
-    q = load_heads(q_at, whole, eps, q_weight, offs_d, NORM, D)
-    new_at = source + (KV_HEADS * GROUP + head) * D + offs_d
-    new_k = load_heads(new_at[None, :], new_in[None, :], eps, k_weight, offs_d, NORM, D)
-    new_v = tl.load(new_at + KV_HEADS * D, mask=new_in, other=0.0).to(kv.dtype.element_ty)
-    if ROPE:
-        q = rotate(q, cos, sin, GROUP_TILE, DP)
-        new_k = rotate(new_k, cos, sin, 1, DP)
-    q = q.to(COMPUTE)
-    new_k = new_k.to(kv.dtype.element_ty)
-
-    new_tile = tile + new_block.to(tl.int64) * block_stride + (position % PAGE) * D
-    tl.store(new_tile + offs_d[None, :], new_k, mask=new_in[None, :])
-    tl.store(new_tile + VALUES + offs_d, new_v, mask=new_in)
-
-    # The new token opens the softmax of the split that owns it; elsewhere it weighs nothing.
-    own = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1)
-    own = finish_scores(own, tl.zeros([1], tl.int32), slope, scale, softcap, SOFTCAP, False)
-    top = tl.where(newest, own, float("-inf"))
-    total = tl.zeros([GROUP_TILE], tl.float32) + newest.to(tl.float32)
-    acc = tl.zeros([GROUP_TILE, DP], tl.float32) + new_v.to(tl.float32)[None, :]
-
+    q = _load_queries(source, head, cos, sin, eps, q_weight, GROUP, GROUP_TILE, D, DP, ROPE, NORM).to(COMPUTE)
+    top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_TILE], tl.float32)
+    acc = tl.zeros([GROUP_TILE, DP], tl.float32)
+    if active == 1:
+        # Alone with the row: the new token opens the softmax.
+        top, acc = _add_token(
+            q, source, new_tile, head, cos, sin, eps, k_weight, scale, softcap,
+            KV_HEADS, GROUP, GROUP_TILE, VALUES, D, DP, ROPE, NORM, SOFTCAP,
+        )  # fmt: skip
+        total += 1.0
     at = begin + offs_t
     top, total, acc = _attend_tile(
         q, k, v, at, seen, position, slope, scale, softcap, top, total, acc, SOFTCAP, ALIBI, DOT, KV_FORMAT, COMPUTE
@@ -336,61 +357,89 @@ def _decode_kernel(
     for start in tl.range(begin + BT, end, BT, num_stages=STAGES):
         at = start + offs_t
         seen = at < end
-        k = _load_tile(tile, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
-        v = _load_tile(tile + VALUES, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
+        k = load_tile(tile, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
+        v = load_tile(tile + VALUES, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
         # The next tile's blocks, a turn ahead: K and V then wait for no other load.
         blocks = tl.load(table + (at + BT) // PAGE, mask=at + BT < end, other=0)
         top, total, acc = _attend_tile(
             q, k, v, at, seen, position, slope, scale, softcap, top, total, acc, SOFTCAP, ALIBI, DOT, KV_FORMAT, COMPUTE
         )
     acc = acc / total[:, None]
-
-    target = out + row.to(tl.int64) * out_stride + head * (GROUP * D)
-    if SPLITS == 1:
+    if active == 1:
+        whole = (offs_g < GROUP)[:, None] & (offs_d < D)[None, :]
         tl.store(target + offs_g[:, None] * D + offs_d[None, :], acc.to(out.dtype.element_ty), mask=whole)
-    else:
-        if active == 1:
-            tl.store(target + offs_g[:, None] * D + offs_d[None, :], acc.to(out.dtype.element_ty), mask=whole)
-        else:
-            cell = (row * KV_HEADS + head) * SPLITS
-            weight = top + tl.log2(total)
-            mine = (cell + split) * GROUP + offs_g
-            tl.store(weights + mine, part_bits(weight), mask=heads_in)
-            tl.store(parts + mine.to(tl.int64)[:, None] * D + offs_d[None, :], part_bits(acc), mask=whole)
-            if WORDS:
-                combines = newest
-            else:
-                tl.debug_barrier()
-                before = tl.atomic_add(arrived + row * KV_HEADS + head, 1, sem="acq_rel", scope="gpu")
-                combines = before == active - 1
-            if combines:
-                if not WORDS:
-                    tl.store(arrived + row * KV_HEADS + head, 0)
-                combine_parts(
-                    parts, weights, target, cell, active, GROUP, GROUP_PARTS, D, DP, SPLITS, COMBINED, WORDS, COMPILED
-                )
+    elif SPLITS > 1:
+        leave_part(parts, weights, cell + split, top + tl.log2(total), acc, GROUP, GROUP_TILE, D, DP)
+        if not WORDS:
+            zero = tl.zeros([GROUP_PARTS], tl.float32)
+            nothing = tl.zeros([GROUP_PARTS, DP], tl.float32)
+            combine_last(
+                parts, weights, target, counter, cell, active, zero, nothing,
+                GROUP, GROUP_PARTS, D, DP, SPLITS, COMBINED,
+            )  # fmt: skip
 
 
 @triton.jit
-def _load_tile(
-    tile, blocks, at, seen, block_stride, PAGE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr
+def _load_queries(
+    source,
+    head,
+    cos,
+    sin,
+    eps,
+    q_weight,
+    GROUP: tl.constexpr,
+    R: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    ROPE: tl.constexpr,
+    NORM: tl.constexpr,
 ):
-    """K or V as stored, ``[BT, DP]`` or for CUDA cores ``[1, BT, DP]``; zero where not ``seen``: what an earlier owner
-    left there may be NaN.
-
-    The third dimension gives the loads the layout in which they are multiplied, so that nothing moves between threads.
-    """
+    """The group's query heads ``[R, DP]`` float32, normalised and rotated; zero past ``GROUP``."""
+    offs_g = tl.arange(0, R)
     offs_d = tl.arange(0, DP)
-    rows = tile + blocks.to(tl.int64) * block_stride + at % PAGE * D
-    if DOT:
-        pointers, mask = rows[:, None] + offs_d[None, :], seen[:, None]
-        if D != DP:
-            mask = mask & (offs_d < D)[None, :]
-    else:
-        pointers, mask = rows[None, :, None] + offs_d[None, None, :], seen[None, :, None]
-        if D != DP:
-            mask = mask & (offs_d < D)[None, None, :]
-    return tl.load(pointers, mask=mask, other=0.0)
+    at = source + (head * GROUP + offs_g)[:, None] * D + offs_d[None, :]
+    q = load_heads(at, (offs_g < GROUP)[:, None] & (offs_d < D)[None, :], eps, q_weight, offs_d, NORM, D)
+    if ROPE:
+        q = rotate(q, cos, sin, R, DP)
+    return q
+
+
+@triton.jit
+def _add_token(
+    q,
+    source,
+    new_tile,
+    head,
+    cos,
+    sin,
+    eps,
+    k_weight,
+    scale,
+    softcap,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    R: tl.constexpr,
+    VALUES: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    ROPE: tl.constexpr,
+    NORM: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    """Write the new token's K and V; its score for each query ``[R]`` and its V ``[R, DP]``, float32."""
+    offs_d = tl.arange(0, DP)
+    at = source + (KV_HEADS * GROUP + head) * D + offs_d
+    k = load_heads(at[None, :], (offs_d < D)[None, :], eps, k_weight, offs_d, NORM, D)
+    v = tl.load(at + KV_HEADS * D, mask=offs_d < D, other=0.0).to(new_tile.dtype.element_ty)
+    if ROPE:
+        k = rotate(k, cos, sin, 1, DP)
+    k = k.to(new_tile.dtype.element_ty)
+    tl.store(new_tile + offs_d[None, :], k, mask=(offs_d < D)[None, :])
+    tl.store(new_tile + VALUES + offs_d, v, mask=offs_d < D)
+    # Its distance is 0, so ALiBi adds nothing.
+    own = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)
+    own = finish_scores(own, 0, 0.0, scale, softcap, SOFTCAP, False)
+    return own, tl.zeros([R, DP], tl.float32) + v.to(tl.float32)[None, :]
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""Parts of a row whose keys several programs share."""
