@@ -4,7 +4,7 @@
 
 Times are medians of CUDA graph replays with dependent launches, of a whole sampling segment. "cold": logits rotate over
 more than the L2 cache holds; "warm": they are still in it, as the head has just written them. "peaked" logits are like
-a language model's, "flat" ones the worst for top_p. The last table takes segments apart, kernel by kernel.
+a language model's, "flat" ones bad for top_p, "tied" ones the worst. The last table takes segments apart, kernel by kernel.
 """
 
 from __future__ import annotations
@@ -154,6 +154,7 @@ def main() -> int:
         for name, kind in (
             ("top_p 0.9", "peaked"),
             ("top_p 0.9", "flat"),
+            ("top_p 0.9", "tied"),
             ("penalties", "peaked"),
             ("logprobs 20", "flat"),
         ):

@@ -47,7 +47,7 @@ def make_logits(rows: int, vocab: int, kind: str, seed: int) -> Tensor:
         logits *= 2.0
         count = min(200, vocab)
         ids = torch.rand(rows, vocab, device="cuda", generator=generator).topk(count, 1).indices
-        logits.scatter_add_(1, ids, torch.linspace(10, 0, count, device="cuda").expand(rows, count))
+        logits.scatter_add_(1, ids, torch.linspace(22, 2, count, device="cuda").expand(rows, count))
     elif kind == "tied":
         logits = logits.round()
     return logits

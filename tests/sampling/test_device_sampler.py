@@ -165,6 +165,11 @@ def test_min_tokens_forbids_stops_until_then():
     assert (int(at.tokens), int(after.tokens)) == (9, 7)
 
 
+def test_min_tokens_without_stops_needs_nothing():
+    bench = Bench(30, [SamplingParams(temperature=0, min_tokens=3)], stop_ids=(30,))
+    assert bench.sampler.needs([0]) == Needs.NOTHING
+
+
 def test_lists_grow_with_the_longest_and_keep_the_others():
     short, long = {5: 50.0}, dict.fromkeys(range(300), -100.0)
     bench = Bench(400, [SamplingParams(temperature=0, logit_bias=short), GREEDY])

@@ -35,9 +35,9 @@ KIND_NEEDS: dict[Kind, Needs] = {
 }
 
 
-def needs_of(params: SamplingParams, vocab_size: int) -> Needs:
-    """What ``params`` need when the vocabulary has ``vocab_size`` tokens."""
-    flags = _flags(params, vocab_size, has_stops=True)
+def needs_of(params: SamplingParams, vocab_size: int, *, has_stops: bool = True) -> Needs:
+    """What ``params`` need when the vocabulary has ``vocab_size`` tokens, some of which may stop the request."""
+    flags = _flags(params, vocab_size, has_stops=has_stops)
     needs = Needs.NOTHING
     if flags & words.RANDOM:
         needs |= Needs.RANDOM

@@ -62,12 +62,11 @@ class DeviceSampler:
         passed over. Raises `InvalidRequest` for a ``logit_bias`` outside the vocabulary, ValueError for tokens that
         are.
         """
-        needs = needs_of(params, self.vocab_size)
-        stops: list[int] = []
+        stops = [i for i in stop_ids if 0 <= i < self.vocab_size] if params.min_tokens > 0 else []
+        needs = needs_of(params, self.vocab_size, has_stops=bool(stops))
         if needs & Needs.EDITS:
             params.check_vocabulary(self.vocab_size)
             self._check_tokens(slot, tokens)
-            stops = [i for i in stop_ids if 0 <= i < self.vocab_size] if params.min_tokens > 0 else []
             self._set_list(slot, params.logit_bias or {}, stops)
         if needs & (Needs.EDITS | Needs.LOGPROBS):
             self.make_room()
