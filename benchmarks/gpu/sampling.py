@@ -4,7 +4,8 @@
 
 Times are medians of CUDA graph replays with dependent launches, of a whole sampling segment. "cold": logits rotate over
 more than the L2 cache holds; "warm": they are still in it, as the head has just written them. "peaked" logits are like
-a language model's, "flat" ones bad for top_p, "tied" ones the worst. The last table takes segments apart, kernel by kernel.
+a language model's, "flat" ones bad for top_p, "tied" ones the worst. The last table takes segments apart, kernel by
+kernel.
 """
 
 from __future__ import annotations
