@@ -13,9 +13,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from firsttoken.kernels.launch import launch
 from firsttoken.kernels.paged_attention.gpu_config import PrefillConfig, next_power_of_two
 from firsttoken.kernels.paged_attention.triton import (
-    INTERPRETED,
     LOG2E,
     compute_type,
     decode_elements,
@@ -58,8 +58,9 @@ def prefill(
     _check(q, kv, layer, tiles, out, num_heads, config, window, fresh)
     block = [config.block_n, head_dim]
     rows = TensorDescriptor.from_tensor(fresh, block) if fresh is not None else None
-    options = {"launch_pdl": True} if pdl else {}
-    _prefill_kernel[(num_heads // config.pack, tiles.shape[0])](
+    launch(
+        _prefill_kernel,
+        (num_heads // config.pack, tiles.shape[0]),
         q,
         kv,
         rows,
@@ -89,9 +90,8 @@ def prefill(
         COMPUTE=compute_type(kv),
         FRESH=fresh is not None,
         STAGES=config.stages,
-        PDL=pdl and not INTERPRETED,
+        pdl=pdl,
         num_warps=config.warps,
-        **options,
     )
     return out
 

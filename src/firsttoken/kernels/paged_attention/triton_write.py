@@ -13,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from firsttoken.kernels.launch import launch
 from firsttoken.kernels.paged_attention.gpu_config import next_power_of_two
-from firsttoken.kernels.paged_attention.triton import INTERPRETED, load_heads, load_turns, rotate
+from firsttoken.kernels.paged_attention.triton import load_heads, load_turns, rotate
 
 
 def write_kv(
@@ -56,8 +57,9 @@ def write_kv(
     # All heads of a program are of one kind (q, k or v), and their loads are in flight together.
     heads = math.gcd(8, num_heads, kv_heads)
     tile = max(8, 32 // heads)
-    options = {"launch_pdl": True} if pdl else {}
-    _write_kernel[(triton.cdiv(rows, tile), (num_heads + 2 * kv_heads) // heads)](
+    launch(
+        _write_kernel,
+        (triton.cdiv(rows, tile), (num_heads + 2 * kv_heads) // heads),
         qkv,
         kv,
         block_tables,
@@ -84,14 +86,14 @@ def write_kv(
         ROPE=cos_sin is not None,
         NORM=qk_norm is not None,
         KEEP_K=keep_k,
-        PDL=pdl and not INTERPRETED,
+        pdl=pdl,
         num_warps=4,
-        **options,
     )
     return q_out
 
 
-@triton.jit
+# How many rows there are decides nothing but where the last program ends: one variant for all.
+@triton.jit(do_not_specialize=["rows"])
 def _write_kernel(
     qkv,
     kv,
