@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from firsttoken.kernels.launch import launch
 from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig, next_power_of_two
 from firsttoken.kernels.paged_attention.parts.triton import combine_last, combine_parts, leave_part
 from firsttoken.kernels.paged_attention.triton import (
@@ -117,11 +118,11 @@ def decode(
     # Each way to combine has its half, for they leave it in different states.
     half = 0 if config.combine == "words" else workspace.weights.shape[0] // 2
     q_weight, k_weight, eps = qk_norm if qk_norm is not None else (None, None, 0.0)
-    options: dict[str, int | bool] = {"launch_pdl": True} if pdl else {}
-    if config.max_registers is not None:
-        options["maxnreg"] = config.max_registers
+    options = {"maxnreg": config.max_registers} if config.max_registers is not None else {}
     programs = config.splits + 1 if config.splits > 1 else 1
-    _decode_kernel[(kv_heads, rows, programs)](
+    launch(
+        _decode_kernel,
+        (kv_heads, rows, programs),
         qkv,
         kv,
         block_tables,
@@ -167,8 +168,8 @@ def decode(
         COMPILED=not INTERPRETED,
         # A thread loads four neighbours: with fewer elements than that, threads double up.
         COPIES=combined * group_tile * padded_dim < 4 * 32 * config.warps,
-        PDL=pdl and not INTERPRETED,
         EARLY_ROWS=early_rows,
+        pdl=pdl,
         num_warps=config.warps,
         **options,
     )
