@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -13,6 +15,7 @@ from firsttoken.executor.graphs.runtime import CUDARuntime
 from firsttoken.kernels.linear.config import LinearConfig, OpKind, RowBucket, row_bucket
 from firsttoken.kernels.linear.small import Workspace
 from firsttoken.kernels.paged_attention import KVPool
+from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig, decode_config
 from firsttoken.kernels.paged_attention.triton_decode import DecodeWorkspace
 from firsttoken.kernels.tuning import linear_config
@@ -20,6 +23,16 @@ from firsttoken.models.load_fused import Limits, load_fused
 from firsttoken.models.step_view import StepView
 
 Override = tuple[OpKind, int, int, RowBucket]
+
+
+class _NoAttention:
+    """Attention that costs nothing."""
+
+    def __init__(self, heads: torch.Tensor) -> None:
+        self._heads = heads
+
+    def attend(self, *_: object) -> torch.Tensor:
+        return self._heads
 
 
 class DecodeStep:
@@ -67,7 +80,7 @@ class DecodeStep:
     def products(self) -> list[tuple[OpKind, int, int]]:
         """The step's different products, as (kind, n, k)."""
         found = {(p.kind, *p.weight.shape): None for p in (*self.model.layers[0].projections, self.model.head)}
-        return list(found)  # type: ignore[arg-type]
+        return list(found)
 
     def parts(self, rows: int) -> list[int]:
         """Numbers of partial sums that the residual products leave to the norms, as configured now."""
@@ -118,18 +131,41 @@ class DecodeStep:
             self._trial = {}
             self._attention = None
 
+    def without_ms(self, rows: int) -> dict[str, float]:
+        """Milliseconds of the step when a part is left out, by part; what it costs is the difference."""
+        view, model = self.view(rows), self.model
+        heads = torch.zeros((rows, model.config.num_heads * model.config.head_dim), dtype=torch.bfloat16, device="cuda")
+        times = {"nothing": self.time(rows)}
+        attention = model.attention
+        model.attention = cast(GPUAttention, _NoAttention(heads))
+        times["attention"] = self.replay_ms(lambda: model.forward(view))
+        model.attention = attention
+        hidden_only = replace(view, sample_rows=view.sample_rows[:0])
+        times["head"] = self.replay_ms(lambda: model.forward(hidden_only))
+        layers, model.layers = model.layers, model.layers[:1]
+        times["all layers but one"] = self.replay_ms(lambda: model.forward(view))
+        model.layers = layers
+        return times
+
     def replay_ms(self, segment: Callable[[], object], replays: int = 15) -> float:
         """Capture ``segment`` and time its replays."""
         with torch.inference_mode(), self.runtime.stream():
             segment()
-            graph = self.runtime.capture(segment)
+            self.runtime.synchronize()
+            # A pool of its own: a shared one ends with its last graph.
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                segment()
+            finally:
+                graph.capture_end()
             for _ in range(3):
-                graph()
+                graph.replay()
             times = []
             for _ in range(replays):
                 start, end = self.runtime.event(), self.runtime.event()
                 start.record()
-                graph()
+                graph.replay()
                 end.record()
                 end.synchronize()
                 times.append(self.runtime.elapsed_ms(start, end))

@@ -66,6 +66,8 @@ def tune(step: DecodeStep, rows: int, deadline: float) -> dict[Key, LinearConfig
     """Coordinate descent over the step's products, those that take longest first."""
     keys = sorted(step.products(), key=lambda key: -key[1] * key[2])
     best_ms = step.time(rows)
+    if best_ms == float("inf"):
+        raise SystemExit("the step does not run with the stored configs: see the error above")
     print(f"rows {rows}: {best_ms:.4f} ms with the stored configs", flush=True)
     for sweep in range(2):
         before = best_ms
@@ -138,11 +140,11 @@ def main() -> None:
         last = statistics.median(step.time(rows) for _ in range(3))
         results[rows] = {"stored_ms": first, "tuned_ms": last, "without_pdl_ms": step.time(rows, pdl=False)}
         print(f"rows {rows}: {results[rows]}", flush=True)
+        print(f"  without a part: {step.without_ms(rows)}", flush=True)
         if arguments.attention:
             results[rows]["attention"] = tune_attention(step, rows, time.monotonic() + arguments.attention)
         for (kind, n, k), config in found.items():
             tuned.append(TunedLinear(kind, n, k, row_bucket(rows), config))
-    print(json.dumps(results))
     if arguments.output:
         document = {"gpu": gpu, "model": arguments.model, "context": arguments.context, "rows": results}
         arguments.output.write_text(json.dumps(document, indent=1) + "\n")
