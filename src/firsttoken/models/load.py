@@ -13,6 +13,7 @@ import firsttoken.models.llama
 import firsttoken.models.qwen2
 import firsttoken.models.qwen3  # noqa: F401
 from firsttoken.checkpoint.checkpoint import Checkpoint, TensorSource
+from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.core.errors import CheckpointError, ConfigError
 from firsttoken.models.attention import attention_specs, spec_of_layer
 from firsttoken.models.blocks import Builder, LayerBuilder
@@ -45,11 +46,16 @@ def load_model(
         if threads < 1:
             raise ConfigError(f"threads must be 1 or more, got {threads}")
         torch.set_num_threads(threads)
-    config = checkpoint.config
-    family = family_of(config.architecture)
     method = linear_method(quantization, DTYPES[dtype])
-    weights = model_weights(checkpoint, method.dtype)
-    specs = attention_specs(config)
+    return build_decoder(checkpoint.config, model_weights(checkpoint, method.dtype), method)
+
+
+def build_decoder(
+    config: ModelConfig, weights: Weights, method: LinearMethod, device: torch.device | str = "cpu"
+) -> DecoderModel:
+    """The decoder of ``config``; ``weights`` must give tensors on ``device``."""
+    family = family_of(config.architecture)
+    specs = attention_specs(config, str(device))
     builder = Builder(config, weights, method, family.norm_offset)
     embedding = weights.matrix(EMBEDDING)
     table = RowTable(embedding, method.dtype)

@@ -14,12 +14,13 @@ from firsttoken.kernels.paged_attention import AttentionParams, AttentionSpec, K
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.kernels.paged_attention.params import QKNorm
 from firsttoken.kernels.rope import to_pair_order
+from firsttoken.models.attention import attention_specs, spec_of_layer
 from firsttoken.models.device_weights import DeviceWeights
 from firsttoken.models.fused import ChooseLinear, FusedDecoder, FusedLayer, Projection
 from firsttoken.models.load import model_weights
-from firsttoken.models.rope import rope_table
-from firsttoken.models.tensors import EMBEDDING, FINAL_NORM, HEAD
+from firsttoken.models.tensors import EMBEDDING, FINAL_NORM, HEAD, expected_tensors
 from firsttoken.models.upload import UploadedWeights, Uploader
+from firsttoken.models.weights import OutlineWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +48,33 @@ def load_fused(checkpoint: Checkpoint, pool: KVPool, device: torch.device, limit
     return model
 
 
+@torch.inference_mode()
+def outline_fused(config: ModelConfig, pool: KVPool, limits: Limits) -> FusedDecoder:
+    """The same decoder without weights, on torch's meta device, to compile its kernels: of layers that launch the same
+    ones two are kept (the first starts from offset 0, which could compile differently)."""
+    model = _build(config, DeviceWeights(OutlineWeights(expected_tensors(config)), torch.device("meta")), pool, limits)
+    kinds: dict[object, int] = {}
+    kept = []
+    for layer in model.layers:
+        attention = layer.attention
+        kind = (id(attention.spec), attention.window, attention.qk_norm is None)
+        kinds[kind] = kinds.get(kind, 0) + 1
+        if kinds[kind] <= 2:
+            kept.append(layer)
+    model.layers = kept
+    return model
+
+
 def _build(config: ModelConfig, weights: DeviceWeights, pool: KVPool, limits: Limits) -> FusedDecoder:
-    assert config.rope is not None, "fused layers rotate q and k"
-    spec = AttentionSpec(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        rope=rope_table(config.rope, config.head_dim, config.max_position, device=str(weights.device)),
-    )
+    specs = attention_specs(config, str(weights.device))
     embedding = weights.matrix(EMBEDDING)
     head = embedding if config.tie_word_embeddings else weights.matrix(HEAD)
     return FusedDecoder(
         config=config,
         embedding=embedding,
-        layers=[_layer(config, weights, spec, index) for index in range(config.num_layers)],
+        layers=[
+            _layer(config, weights, spec_of_layer(config, specs, index), index) for index in range(config.num_layers)
+        ],
         final_gain=weights.vector(FINAL_NORM),
         head=Projection("head", head),
         attention=GPUAttention(pool, config.num_heads, limits.max_position, limits.max_rows, limits.sms),
@@ -71,7 +85,9 @@ def _build(config: ModelConfig, weights: DeviceWeights, pool: KVPool, limits: Li
 def _layer(config: ModelConfig, weights: DeviceWeights, spec: AttentionSpec, index: int) -> FusedLayer:
     prefix = f"model.layers.{index}."
     return FusedLayer(
-        attention=AttentionParams(index, spec, _qk_norm(config, weights, prefix) if config.qk_norm else None),
+        attention=AttentionParams(
+            index, spec, _qk_norm(config, weights, prefix) if config.qk_norm else None, config.window(index)
+        ),
         attention_gain=weights.vector(f"{prefix}input_layernorm.weight"),
         qkv=_qkv(config, weights, f"{prefix}self_attn."),
         output=_projection(weights, "residual", f"{prefix}self_attn.o_proj", config.output_bias),

@@ -85,3 +85,16 @@ class RandomWeights:
         rest = head + whole * _RUN
         out[rest:] = run[: len(out) - rest]
         return out.view(shape)
+
+
+class OutlineWeights:
+    """Shapes without numbers, on torch's meta device."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+
+    def matrix(self, name: str) -> StoredTensor:
+        return StoredTensor.dense(name, torch.empty(self._shapes[name], dtype=torch.bfloat16, device="meta"))
+
+    def vector(self, name: str) -> Tensor:
+        return torch.empty(self._shapes[name], dtype=torch.float32, device="meta")

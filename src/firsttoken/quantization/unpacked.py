@@ -51,11 +51,14 @@ class PrepackedLinear:
 
 
 class UnpackedMethod:
-    """Weights dequantised to ``dtype`` ("none" as a quantisation)."""
+    """Weights dequantised to ``dtype`` ("none" as a quantisation), on the device that they are on.
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    ``prepack`` for oneDNN, on the CPU only, where it is possible when not said.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, prepack: bool | None = None) -> None:
         self.dtype = dtype
-        self._prepack = can_prepack(dtype)
+        self._prepack = can_prepack(dtype) if prepack is None else prepack
 
     def linear(self, weight: StoredTensor, bias: Tensor | None) -> Linear:
         dense = weight.dequantize(self.dtype)

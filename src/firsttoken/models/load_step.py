@@ -1,0 +1,21 @@
+"""Which kind of step model a checkpoint becomes."""
+
+from __future__ import annotations
+
+import torch
+
+from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.kernels.paged_attention import KVPool
+from firsttoken.models.composed import load_composed
+from firsttoken.models.load_fused import Limits, load_fused
+from firsttoken.models.registry import family_of
+from firsttoken.models.step_view import StepModel
+
+
+def load_step_model(checkpoint: Checkpoint, pool: KVPool, device: torch.device, limits: Limits) -> StepModel:
+    """Fused where the family's layers are what the fused kernels compute, else block by block.
+
+    Raises `CheckpointError` for an unknown architecture and for tensors that do not fit the config.
+    """
+    fused = family_of(checkpoint.config.architecture).fused
+    return (load_fused if fused else load_composed)(checkpoint, pool, device, limits)
