@@ -42,7 +42,7 @@ def greedy_against_cpu(model: str) -> dict[str, Any]:
     together = gpu.generate(PROMPTS, plain)
     alone = [gpu.generate([prompt], plain)[0] for prompt in PROMPTS]
     gpu.close()
-    differences = []
+    differences: list[dict[str, Any]] = []
     for prompt, right, found in zip(PROMPTS, expected, together, strict=True):
         tokens = right.outputs[0].token_ids
         ours = found.outputs[0].token_ids
@@ -50,8 +50,8 @@ def greedy_against_cpu(model: str) -> dict[str, Any]:
         if first is not None:
             logprobs = right.outputs[0].logprobs
             assert logprobs is not None
-            values = sorted((entry.logprob for entry in logprobs[first].values()), reverse=True)
-            differences.append({"prompt": prompt, "at": first, "gap": round(values[0] - values[1], 4)})
+            best, second = sorted((entry.logprob for entry in logprobs[first].values()), reverse=True)[:2]
+            differences.append({"prompt": prompt, "at": first, "gap": round(best - second, 4)})
     parted = sum(a.outputs[0].token_ids != b.outputs[0].token_ids for a, b in zip(together, alone, strict=True))
     return {
         "prompts": len(PROMPTS),
