@@ -107,7 +107,7 @@ def prefill_config(head_dim: int) -> PrefillConfig:
         return PrefillConfig(block_n=128, stages=3)
     if head_dim <= 128:
         return PrefillConfig(block_n=128, stages=2)
-    return PrefillConfig(block_m=64, block_n=64, warps=4, stages=2)
+    return PrefillConfig(block_n=32, stages=3)
 
 
 def make_tiles(

@@ -52,7 +52,7 @@ def load_turns(cos_sin, positions, there, offs_d, D: tl.constexpr, DP: tl.conste
 
 @triton.jit
 def rotate(x, cos, sin, R: tl.constexpr, DP: tl.constexpr):
-    """RoPE of ``x [R, DP]`` in pair order by ``cos, sin`` ``[R or 1, DP / 2]``. Pairs stay within a thread."""
+    """RoPE of ``x [R, DP]`` in pair order by ``cos, sin`` ``[R, DP / 2]``. Pairs stay within a thread."""
     even, odd = tl.split(tl.reshape(x, [R, DP // 2, 2]))
     return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), [R, DP])
 

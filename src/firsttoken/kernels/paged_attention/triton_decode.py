@@ -66,7 +66,7 @@ class DecodeWorkspace:
         """Room for ``rows`` token rows under ``config``; with one split nothing is needed and little is taken."""
         group = num_heads // kv_heads
         # Beside the splits' parts comes the new token's.
-        cells = 2 * (rows * kv_heads * 2 * config.splits * group if config.splits > 1 else 1)
+        cells = 2 * (rows * kv_heads * 2 * config.splits * group if config.splits > 1 else 4)
         parts = torch.full((cells * head_dim,), -1, dtype=torch.int32, device=device)
         weights = torch.full((cells,), -1, dtype=torch.int32, device=device)
         arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
@@ -214,7 +214,8 @@ def _check(
         raise ValueError(f"a window must hold at least the token itself, got {window}")
 
 
-@triton.jit
+# Views into a step's row arrays begin anywhere: one variant serves them all.
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def _decode_kernel(
     qkv,
     kv,
@@ -287,29 +288,24 @@ def _decode_kernel(
     table = tables + slot.to(tl.int64) * table_stride
     tile = kv + layer_offset + head * (PAGE * D)
     source = qkv + row.to(tl.int64) * qkv_stride
-    target = out + row.to(tl.int64) * out_stride + head * (GROUP * D)
     cell = (row * KV_HEADS + head) * (SPLITS + 1)
     counter = arrived + row * KV_HEADS + head
     VALUES: tl.constexpr = KV_HEADS * PAGE * D
     offs_d = tl.arange(0, DP)
-    if ROPE:
-        cos, sin = load_turns(cos_sin, position + tl.zeros([1], tl.int32), tl.full([1], 1, tl.int1), offs_d, D, DP)
-    else:
-        cos, sin = 1.0, 0.0
     new_block = tl.load(table + position // PAGE)
     new_tile = tile + new_block.to(tl.int64) * block_stride + (position % PAGE) * D
 
     if SPLITS > 1 and split == active:
         # The program of the new token.
+        cos, sin = _turns(cos_sin, position, GROUP_PARTS, D, DP, ROPE)
         if PDL and EARLY_ROWS:
             gdc_wait()
-        q = _load_queries(
-            source, head, cos, sin, eps, q_weight, GROUP, GROUP_PARTS, D, DP, ROPE, NORM
-        ).to(COMPUTE)  # fmt: skip
+        q = _load_queries(source, head, cos, sin, eps, q_weight, GROUP, GROUP_PARTS, D, DP, ROPE, NORM).to(COMPUTE)
         own, new_v = _add_token(
-            q, source, new_tile, head, cos, sin, eps, k_weight, scale, softcap,
+            q, source, new_tile, head, position, cos_sin, eps, k_weight, scale, softcap,
             KV_HEADS, GROUP, GROUP_PARTS, VALUES, D, DP, ROPE, NORM, SOFTCAP,
         )  # fmt: skip
+        target = out + row.to(tl.int64) * out_stride + head * (GROUP * D)
         if WORDS:
             combine_parts(
                 parts, weights, target, cell, active, own, new_v, True,
@@ -337,6 +333,7 @@ def _decode_kernel(
     slope = tl.zeros([GROUP_TILE], tl.float32)
     if ALIBI:
         slope = tl.load(slopes + head * GROUP + offs_g, mask=offs_g < GROUP, other=0.0)
+    cos, sin = _turns(cos_sin, position, GROUP_TILE, D, DP, ROPE)
     if PDL and EARLY_ROWS:
         gdc_wait()
 
@@ -347,7 +344,7 @@ def _decode_kernel(
     if active == 1:
         # Alone with the row: the new token opens the softmax.
         top, acc = _add_token(
-            q, source, new_tile, head, cos, sin, eps, k_weight, scale, softcap,
+            q, source, new_tile, head, position, cos_sin, eps, k_weight, scale, softcap,
             KV_HEADS, GROUP, GROUP_TILE, VALUES, D, DP, ROPE, NORM, SOFTCAP,
         )  # fmt: skip
         total += 1.0
@@ -366,6 +363,7 @@ def _decode_kernel(
             q, k, v, at, seen, position, slope, scale, softcap, top, total, acc, SOFTCAP, ALIBI, DOT, KV_FORMAT, COMPUTE
         )
     acc = acc / total[:, None]
+    target = out + row.to(tl.int64) * out_stride + head * (GROUP * D)
     if active == 1:
         whole = (offs_g < GROUP)[:, None] & (offs_d < D)[None, :]
         tl.store(target + offs_g[:, None] * D + offs_d[None, :], acc.to(out.dtype.element_ty), mask=whole)
@@ -378,6 +376,18 @@ def _decode_kernel(
                 parts, weights, target, counter, cell, active, zero, nothing,
                 GROUP, GROUP_PARTS, D, DP, SPLITS, COMBINED,
             )  # fmt: skip
+
+
+@triton.jit
+def _turns(cos_sin, position, R: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, ROPE: tl.constexpr):
+    """The position's cosines and sines for ``R`` heads. Every head loads its own: Triton 3.6 fails to compile some
+    shapes where one row is broadcast to several heads."""
+    if ROPE:
+        everywhere = tl.full([R], 1, tl.int1)
+        cos, sin = load_turns(cos_sin, position + tl.zeros([R], tl.int32), everywhere, tl.arange(0, DP), D, DP)
+    else:
+        cos, sin = 1.0, 0.0
+    return cos, sin
 
 
 @triton.jit
@@ -411,8 +421,8 @@ def _add_token(
     source,
     new_tile,
     head,
-    cos,
-    sin,
+    position,
+    cos_sin,
     eps,
     k_weight,
     scale,
@@ -433,6 +443,7 @@ def _add_token(
     k = load_heads(at[None, :], (offs_d < D)[None, :], eps, k_weight, offs_d, NORM, D)
     v = tl.load(at + KV_HEADS * D, mask=offs_d < D, other=0.0).to(new_tile.dtype.element_ty)
     if ROPE:
+        cos, sin = _turns(cos_sin, position, 1, D, DP, True)
         k = rotate(k, cos, sin, 1, DP)
     k = k.to(new_tile.dtype.element_ty)
     tl.store(new_tile + offs_d[None, :], k, mask=(offs_d < D)[None, :])

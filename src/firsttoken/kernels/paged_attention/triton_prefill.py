@@ -131,7 +131,7 @@ def _check(
         raise ValueError(f"fresh needs a head_dim that is a power of two, got {head_dim}: leave it out")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tiles"])
 def _prefill_kernel(
     q_rows,
     kv,

@@ -92,8 +92,8 @@ def write_kv(
     return q_out
 
 
-# How many rows there are decides nothing but where the last program ends: one variant for all.
-@triton.jit(do_not_specialize=["rows"])
+# Neither the number of rows nor where a view of row arrays begins changes the code: one variant serves them all.
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["slots", "positions"])
 def _write_kernel(
     qkv,
     kv,
