@@ -214,9 +214,9 @@ def test_a_step_may_be_submitted_before_the_one_before_it_is_read():
 def test_a_captured_step_is_the_same_step(rows):
     checkpoint = make_weights("LlamaForCausalLM")
     eager, captured = Driver(make_executor(checkpoint)), Driver(make_executor(checkpoint))
-    shape = captured.executor._table.shape(rows, [], 0)
+    shape = captured.executor.table.shape(rows, [], 0)
     captured.executor.capture(shape, GREEDY)
-    assert (shape, GREEDY) in captured.executor._graphs
+    assert (shape, GREEDY) in captured.executor._captures
     histories = []
     for driver in (eager, captured):
         batch = []
@@ -232,11 +232,17 @@ def test_a_captured_step_is_the_same_step(rows):
 
 def test_idle_moments_capture_the_smallest_shapes_first_and_end(monkeypatch):
     executor = make_executor(make_weights("LlamaForCausalLM"))
-    captured = []
-    monkeypatch.setattr(executor, "capture", lambda shape, needs: captured.append((shape.tokens, needs)))
+    loaded = []
+    monkeypatch.setattr(executor, "_run_padded", loaded.append)
+    monkeypatch.setattr(executor._runtime, "capture", lambda segment: lambda: None)
+    calls = 1
     while executor.idle():
-        pass
-    assert captured == [(tokens, needs) for needs in (GREEDY, RANDOM, None) for tokens in (1, 2, 4, 6)]
+        calls += 1
+    assert calls == 2 * len(loaded), "a call does half of what a graph needs"
+    assert all(key in executor._captures for key in loaded)
+    assert [(shape.tokens, needs) for shape, needs in loaded] == [
+        (tokens, needs) for needs in (GREEDY, RANDOM, None) for tokens in (1, 2, 4, 6)
+    ]
 
 
 def test_a_slot_serves_one_request_after_the_other():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
@@ -17,7 +19,7 @@ def few_programs(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
     """Interpreting costs tens of milliseconds a program, so each takes as many columns as it can."""
     columns = min(256, 1 << (n - 1).bit_length())
     if rows == 1:
-        return LinearConfig("fma", columns, 64, 4, 0)
+        return LinearConfig("fma", columns, 64, 8, 0)
     return LinearConfig("dot", columns, 64, 4, 2, block_m=8 if rows <= 8 else 16, prefetch=True)
 
 
@@ -54,7 +56,15 @@ class GraphDevice:
     def choose_weights(self, quantization: str, dtype: str) -> WeightChoice:
         return WeightChoice(quantization="none", dtype="bfloat16", why="all it can")
 
-    def load(self, config: ExecutorConfig, checkpoint: Checkpoint) -> GraphExecutor:
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def load(
+        self, config: ExecutorConfig, checkpoint: Checkpoint, close: Callable[[str], None] | None = None
+    ) -> GraphExecutor:
         executor = make_executor(config, checkpoint)
         self.loaded.append(executor)
         return executor

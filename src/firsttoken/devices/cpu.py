@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
@@ -99,7 +100,15 @@ class CPUDevice:
             dtype = "bfloat16" if quantization == "packed" else "float32"
         return WeightChoice(quantization=quantization, dtype=dtype, why=why)
 
-    def load(self, config: ExecutorConfig, checkpoint: Checkpoint) -> Executor:
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def load(
+        self, config: ExecutorConfig, checkpoint: Checkpoint, close: Callable[[str], None] | None = None
+    ) -> Executor:
         from firsttoken.executor.torch_executor import TorchExecutor
 
         return TorchExecutor.load(config, checkpoint)

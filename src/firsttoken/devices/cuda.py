@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.core.errors import ConfigError
 from firsttoken.devices.cpu import one_of
 from firsttoken.devices.interface import DeviceFacts, DevicePolicy, WeightChoice
+from firsttoken.executor.ahead.client import AheadCompiler, spare_processes
+from firsttoken.executor.ahead.gpus import GPU
+from firsttoken.executor.ahead.messages import Order
+from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.interface import Executor
 
 GIB = 1 << 30
 # bfloat16 matrix instructions and asynchronous copies begin with Ampere.
 OLDEST_CAPABILITY = (8, 0)
+# There where the kernel has NVIDIA's driver: asked before torch, which could tell more, is imported.
+CONTROL_DEVICE = Path("/dev/nvidiactl")
 QUANTIZATIONS = ("auto", "none")
 DTYPES = ("auto", "bfloat16")
 
@@ -26,7 +36,8 @@ POLICY = DevicePolicy(
     # A long prompt alone goes in one step: each further one costs a pass over the weights.
     prefill_tokens=8192,
     mixed_prefill_tokens=512,
-    mixed_prefill_per_row=0,
+    # A step of many rows is longer anyway: it bears more prompt tokens at the same stretch of every gap.
+    mixed_prefill_per_row=32,
     # The host plans and launches a step while the one before it runs.
     in_flight=2,
 )
@@ -37,6 +48,9 @@ class CUDADevice:
 
     kind = "cuda"
     policy = POLICY
+
+    def __init__(self) -> None:
+        self._compiler: AheadCompiler | None = None
 
     def refusal(self) -> str | None:
         import torch
@@ -73,7 +87,87 @@ class CUDADevice:
             raise ConfigError("dtype 'float32' is for the CPU: the GPU's kernels compute in bfloat16")
         return WeightChoice(quantization="none", dtype="bfloat16", why="what the GPU's kernels compute in")
 
-    def load(self, config: ExecutorConfig, checkpoint: Checkpoint) -> Executor:
+    def begin(self) -> None:
+        if self._compiler is None and CONTROL_DEVICE.exists():
+            self._compiler = AheadCompiler()
+
+    def end(self) -> None:
+        if self._compiler is not None:
+            self._compiler.close()
+            self._compiler = None
+
+    def load(
+        self, config: ExecutorConfig, checkpoint: Checkpoint, close: Callable[[str], None] | None = None
+    ) -> Executor:
         from firsttoken.executor.graphs.load import load_executor
 
-        return load_executor(config, checkpoint)
+        kernels, first = self._order(config, checkpoint)
+        # Triton reads all of itself before its first kernel; that is no reason to wait.
+        prepared = threading.Thread(target=_prepare_triton, name="firsttoken-triton")
+        prepared.start()
+        try:
+            executor = load_executor(config, checkpoint, kernels=kernels)
+            if close is not None:
+                close("weights")
+            prepared.join()
+            kernels.wait_first(first)
+        except BaseException:
+            kernels.close()
+            raise
+        if close is not None:
+            close("compile")
+        return executor
+
+    def _order(self, config: ExecutorConfig, checkpoint: Checkpoint) -> tuple[Readiness, int]:
+        """Have kernels compiled while weights are read, if they are not there from last time; and how many steps'
+        kernels should be waited for."""
+        import torch
+
+        from firsttoken.executor.ahead.marks import is_done
+        from firsttoken.executor.ahead.plan import all_keys, first_keys
+        from firsttoken.executor.graphs.load import shape_table
+
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        gpu = GPU(found.name, 10 * found.major + found.minor, found.multi_processor_count, found.total_memory)
+        order = Order(model=checkpoint.config, executor=config, gpu=gpu, processes=spare_processes(), quietly=True)
+        if is_done(order):
+            self.end()
+        if self._compiler is None:
+            return Readiness(), 0
+        self._compiler.order(order)
+        # From here on the executor ends it.
+        compiler, self._compiler = self._compiler, None
+        table = shape_table(config)
+        return Readiness(compiler, all_keys(table)), len(first_keys(table))
+
+
+def _prepare_triton() -> None:
+    """What Triton does once a process, if it can be done: who needs it later hears what is wrong."""
+    with contextlib.suppress(Exception):
+        from triton.runtime import driver
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+        driver.active.get_current_target()
+
+
+class PlannedGPU(CUDADevice):
+    """A GPU that need not be here, to find out what an engine on it would be like."""
+
+    def __init__(self, gpu: GPU) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    def refusal(self) -> str | None:
+        return None
+
+    def facts(self) -> DeviceFacts:
+        return DeviceFacts(name=self.gpu.name, free_memory=self.gpu.memory, total_memory=self.gpu.memory, threads=1)
+
+    def begin(self) -> None:
+        pass
+
+    def load(
+        self, config: ExecutorConfig, checkpoint: Checkpoint, close: Callable[[str], None] | None = None
+    ) -> Executor:
+        raise ConfigError(f"{self.gpu.name} is only planned for: load onto a device that is here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,7 +71,19 @@ class Device(Protocol):
         """Resolve "auto" in either. Raises `ConfigError` for a value or a pair that cannot be honoured."""
         ...
 
-    def load(self, config: ExecutorConfig, checkpoint: Checkpoint) -> Executor:
-        """Load the weights and make everything ready to run. Raises `CheckpointError`, and `ConfigError` when memory
-        does not suffice."""
+    def begin(self) -> None:
+        """An engine starts that may run here: begin what can go on beside its imports, in processes of its own.
+        Called before torch is imported, and not always."""
+        ...
+
+    def end(self) -> None:
+        """The engine has loaded, here or elsewhere, or failed to: give up what `begin` began, unless `load` took it."""
+        ...
+
+    def load(
+        self, config: ExecutorConfig, checkpoint: Checkpoint, close: Callable[[str], None] | None = None
+    ) -> Executor:
+        """Load the weights and make everything ready to run. ``close`` is told the name of each part that has ended,
+        for the account of the start; the last is "weights" where it is not told. Raises `CheckpointError`, and
+        `ConfigError` when memory does not suffice."""
         ...

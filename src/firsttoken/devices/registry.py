@@ -28,6 +28,15 @@ def known_devices() -> list[Device]:
     return [*_REGISTERED, *found, CUDADevice(), CPUDevice()]
 
 
+def begin_devices(name: str) -> list[Device]:
+    """All devices; those that ``name`` may choose have begun (`Device.begin`)."""
+    devices = known_devices()
+    for device in devices:
+        if name in ("auto", device.kind):
+            device.begin()
+    return devices
+
+
 def choose_device(name: str, devices: Sequence[Device]) -> tuple[Device, str]:
     """The device called ``name`` ("auto": the first that can run) and why it is that one.
 

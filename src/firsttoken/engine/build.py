@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Sequence
 from functools import partial
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
@@ -12,7 +13,8 @@ from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import naming_file
 from firsttoken.core.plan import RowStart, RowWork, StepPlan
 from firsttoken.core.sampling_params import SamplingParams
-from firsttoken.devices.registry import known_devices
+from firsttoken.devices.interface import Device
+from firsttoken.devices.registry import begin_devices
 from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.loop import EngineLoop
 from firsttoken.engine.resolve import resolve
@@ -31,18 +33,26 @@ log = logging.getLogger(__name__)
 WARM_UP_TOKENS = 40
 
 
-def build_engine(args: EngineArgs, channel: EngineEnd, account: StartAccount) -> EngineLoop:
-    """Open the checkpoint, load, warm up, and say `Ready` on ``channel``.
+def build_engine(
+    args: EngineArgs, channel: EngineEnd, account: StartAccount, devices: Sequence[Device] | None = None
+) -> EngineLoop:
+    """Open the checkpoint, load, warm up, and say `Ready` on ``channel``. ``devices`` are those of
+    `registry.begin_devices`, which is called when they are not given.
 
     Raises `CheckpointError` and `ConfigError`; the caller tells the front end.
     """
-    checkpoint = open_checkpoint(args.model, offline=args.offline)
-    account.close("checkpoint")
-    device, config = resolve(args, checkpoint, known_devices(), say=lambda text: log.info("%s", text))
-    account.close("other")
-    with naming_file(checkpoint.path):
-        executor = device.load(config.executor, checkpoint)
-    account.close("weights")
+    devices = devices if devices is not None else begin_devices(args.device)
+    try:
+        checkpoint = open_checkpoint(args.model, offline=args.offline)
+        account.close("checkpoint")
+        device, config = resolve(args, checkpoint, devices, say=lambda text: log.info("%s", text))
+        account.close("other")
+        with naming_file(checkpoint.path):
+            executor = device.load(config.executor, checkpoint, account.close)
+        account.close("weights")
+    finally:
+        for begun in devices:
+            begun.end()
     warm_up(executor, config, checkpoint)
     account.close("warm_up")
     loop = assemble(config, checkpoint.fingerprint, executor, channel)

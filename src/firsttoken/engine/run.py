@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+from collections.abc import Sequence
 
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import CheckpointError, ConfigError, FirstTokenError
+from firsttoken.devices.interface import Device
 from firsttoken.engine.build import build_engine
 from firsttoken.engine.start_account import StartAccount
 from firsttoken.transport.channel import ChannelClosed, EngineEnd
@@ -16,14 +18,22 @@ from firsttoken.transport.messages import Failed, FailureKind
 log = logging.getLogger(__name__)
 
 
-def run_engine(args: EngineArgs, channel: EngineEnd, account: StartAccount, *, own_process: bool) -> bool:
+def run_engine(
+    args: EngineArgs,
+    channel: EngineEnd,
+    account: StartAccount,
+    *,
+    own_process: bool,
+    devices: Sequence[Device] | None = None,
+) -> bool:
     """True when the engine ended because it was told to or its front end left, False when it failed.
 
     ``account`` began with the launch and gets the parts of the start from here on. ``own_process``: nothing else lives
-    in this process, so its garbage collector may be tuned.
+    in this process, so its garbage collector may be tuned. ``devices`` are those of
+    `registry.begin_devices`, if it was called.
     """
     try:
-        loop = build_engine(args, channel, account)
+        loop = build_engine(args, channel, account, devices)
     except ChannelClosed:
         return True
     except Exception as error:

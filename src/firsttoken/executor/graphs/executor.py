@@ -2,12 +2,13 @@
 
 The host never waits in `submit`: a step is one copy of its inputs and one launch, and the next one may be submitted
 before it is read. Steps run in the order of one stream. Shapes whose graph is not captured yet run kernel by kernel;
-graphs are captured when the engine is idle, the smallest first.
+graphs are captured when the engine is idle, the smallest first, once other processes have compiled their kernels.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,10 @@ import torch
 
 from firsttoken.core.clock import now_ns
 from firsttoken.core.plan import StepPlan, StepResult
+from firsttoken.executor.ahead.plan import GREEDY, RANDOM, RICH, Key, class_of
+from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
+from firsttoken.executor.graphs.captures import Captures, Graph
 from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
 from firsttoken.executor.graphs.profiles import SMALL_ROWS, ShapeTable, StepShape
 from firsttoken.executor.graphs.results import ResultRing
@@ -25,23 +29,15 @@ from firsttoken.executor.graphs.runtime import Event, Runtime
 from firsttoken.executor.interface import MAIN_LANE
 from firsttoken.kernels.block_table import patch_blocks
 from firsttoken.models.step_view import Logits, StepModel, StepView
-from firsttoken.sampling.device.params import KIND_NEEDS, Needs
+from firsttoken.sampling.device.params import Needs
 from firsttoken.sampling.device.sampler import DeviceSampler
 
 # Places in the ring of inputs and results: one more than the most steps in flight.
 RING = 8
-# What a captured step's sampling can do: the likeliest tokens, or any parameters without edits and log-probabilities.
-# Steps that need more have a graph of the model alone.
-GREEDY, RANDOM = KIND_NEEDS["greedy"], KIND_NEEDS["random"]
-Key = tuple[StepShape, Needs | None]
+# Kernels of a step that were not compiled ahead take seconds: without word of them only a long pause is used.
+LONG_PAUSE_NS = 2 * 10**9
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Graph:
-    """A captured step; ``logits`` are where a graph of the model alone leaves them."""
-
-    replay: Callable[[], None]
-    logits: Logits | None = None
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +70,29 @@ class StepInFlight:
 
 
 class GraphExecutor:
-    """One model on one device. All calls come from the engine's thread."""
+    """One model on one device. All calls come from the engine's thread. ``kernels`` tells which are compiled already.
+
+    A captured step's sampling can either only choose the likeliest tokens, or honour any parameters but edits and
+    log-probabilities. Steps that need more have a graph of the model alone.
+    """
 
     lanes: tuple[str, ...] = (MAIN_LANE,)
 
-    def __init__(self, config: ExecutorConfig, model: StepModel, runtime: Runtime) -> None:
+    def __init__(
+        self, config: ExecutorConfig, model: StepModel, runtime: Runtime, kernels: Readiness | None = None
+    ) -> None:
         self._config = config
+        self._kernels = kernels or Readiness()
         self._model = model
         self._runtime = runtime
-        self._table = ShapeTable(config.max_num_seqs, config.max_step_tokens, model.tile_rows)
-        most = self._table.largest()
+        self.table = ShapeTable(config.max_num_seqs, config.max_step_tokens, model.tile_rows)
+        most = self.table.largest()
         ring = [runtime.pinned(StepLayout(most).words) for _ in range(RING)]
-        self._inputs = StepInputs(self._table, ring, runtime.device)
+        self._inputs = StepInputs(self.table, ring, runtime.device)
         self._rows = StreamRows(
             config.max_num_seqs, config.max_model_len, config.kv_format.block_tokens, runtime.device
         )
-        rows = self._table.largest().samples
+        rows = self.table.largest().samples
         with self._working():
             self._sampler = DeviceSampler(model.vocab_size, config.max_num_seqs, rows, runtime.device)
         self._results = ResultRing(rows, RING, runtime)
@@ -98,10 +101,12 @@ class GraphExecutor:
         ]
         self._flying: list[StepInFlight | None] = [None] * RING
         self._next = 0
-        self._graphs: dict[Key, _Graph] = {}
-        self._to_capture: list[Key] = [
-            (shape, needs) for needs in (GREEDY, RANDOM, None) for shape in self._table.decode_shapes()
-        ]
+        self._captures = Captures(
+            [(shape, needs) for needs in (GREEDY, RANDOM, None) for shape in self.table.decode_shapes()]
+        )
+        self._rehearsed: Key | None = None
+        self._slowest_ns = 0
+        self._busy_ns = now_ns()
 
     # ------------------------------------------------------------------ steps
 
@@ -109,6 +114,7 @@ class GraphExecutor:
         """Start a step. Raises ValueError for a lane that does not exist."""
         if lane not in self.lanes:
             raise ValueError(f"unknown lane {lane!r}: this executor has {', '.join(self.lanes)}")
+        self._busy_ns = now_ns()
         index = self._take_place()
         place = self._places[index]
         sampled = [row.slot for row in plan.work if row.sample]
@@ -131,20 +137,37 @@ class GraphExecutor:
 
     def close(self) -> None:
         """Wait for what was submitted."""
+        self._kernels.close()
         self._runtime.synchronize()
 
     def idle(self) -> bool:
-        """Capture one more graph. True when there are others left."""
-        if self._to_capture:
-            self.capture(*self._to_capture.pop(0))
-        return bool(self._to_capture)
+        """Do half of what one more graph needs: first its kernels are loaded, then it is captured. True when there is
+        more that could be done at once."""
+        key = self._next_capture()
+        if key is None:
+            return False
+        began = now_ns()
+        if self._rehearsed == key:
+            self.capture(*key)
+        else:
+            self._run_padded(key)
+            self._rehearsed = key
+        took = now_ns() - began
+        self._slowest_ns = max(self._slowest_ns, took)
+        log.debug("%s %s: %.1f ms", "captured" if key in self._captures else "loaded", key, took / 1e6)
+        if not self._captures.left:
+            self._tell_captured()
+        return self._next_capture() is not None
 
     def capture(self, shape: StepShape, needs: Needs | None) -> None:
         """Make the graph of a shape, so that its steps are one launch; without ``needs`` that of the model alone.
         Nothing happens when there is one."""
-        if (shape, needs) in self._graphs:
+        key = shape, needs
+        if key in self._captures:
             return
-        index = self._take_place()
+        if self._rehearsed != key:
+            self._run_padded(key)
+        self._rehearsed = None
         logits: Logits | None = None
 
         def segment() -> None:
@@ -152,10 +175,16 @@ class GraphExecutor:
             logits = self._segment(shape, needs)
 
         with self._working():
-            self._inputs.pad(shape, index)
-            segment()
             replay = self._runtime.capture(segment)
-        self._graphs[shape, needs] = _Graph(replay, logits if needs is None else None)
+        self._captures.add(key, Graph(replay, logits if needs is None else None))
+
+    def rehearse(self, key: Key) -> None:
+        """Launch everything that steps of this key may launch, on rows that are all padding."""
+        shape, needs = key
+        if needs is None:
+            with self._working():
+                self._sampler.make_room()
+        self._run_padded((shape, RICH if needs is None else needs))
 
     # ------------------------------------------------------------------ inside
 
@@ -163,6 +192,26 @@ class GraphExecutor:
     def _working(self) -> Iterator[None]:
         with torch.inference_mode(), self._runtime.stream():
             yield
+
+    def _next_capture(self) -> Key | None:
+        if self._kernels.unsure:
+            long = now_ns() - self._busy_ns > LONG_PAUSE_NS
+            return self._captures.next(lambda key: long)
+        return self._captures.next(self._kernels.ready)
+
+    def _run_padded(self, key: Key) -> None:
+        index = self._take_place()
+        with self._working():
+            self._inputs.pad(key[0], index)
+            self._segment(*key)
+
+    def _tell_captured(self) -> None:
+        log.info(
+            "%d steps are captured, with %.0f MiB for all of them; the longest pause was %.0f ms",
+            len(self._captures),
+            self._runtime.graph_bytes() / (1 << 20),
+            self._slowest_ns / 1e6,
+        )
 
     def _take_place(self) -> int:
         """The next place of the ring, once the step that had it has ended and was read."""
@@ -191,16 +240,22 @@ class GraphExecutor:
             else:
                 chunks.append(row.count)
                 sampling += row.sample
-        return self._table.shape(decodes, chunks, sampling)
+        return self.table.shape(decodes, chunks, sampling)
 
     def _run(self, shape: StepShape, needs: Needs) -> None:
         """Launch the step's graph, or what it would hold one by one."""
         for able in (GREEDY, RANDOM):
-            if needs | able == able and (graph := self._graphs.get((shape, able))):
+            if needs | able == able and (graph := self._captures.get((shape, able))):
                 graph.replay()
                 return
-        model = self._graphs.get((shape, None))
+        if needs & RANDOM:
+            # The kernels that are compiled ahead are those of all random steps.
+            needs |= RANDOM
+        key = shape, class_of(needs)
+        model = self._captures.get((shape, None))
         if model is None:
+            self._captures.missed(key)
+            self._kernels.wait(key)
             self._segment(shape, needs)
             return
         model.replay()

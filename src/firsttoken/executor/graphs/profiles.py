@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Rows that the small-M projections take; above, products go to cuBLAS.
-SMALL_ROWS = 16
+SMALL_ROWS = 64
 
 
 @dataclass(frozen=True, order=True)
@@ -42,8 +42,8 @@ class Profile:
 def decode_profiles(max_rows: int) -> list[Profile]:
     """Profiles of decode-only steps up to ``max_rows`` rows.
 
-    Below 17 rows a step is bound by reading weights, so a padded row costs next to nothing there; above, cuBLAS works
-    in tiles of 16 rows or more, and attention is paid by the row.
+    Up to 64 rows a step is bound by reading weights and by attention, where a padded row costs next to nothing; above,
+    cuBLAS works in tiles of 16 rows or more.
     """
     highs = [1, 2, 4, 8, 16, *range(32, 129, 16), *range(160, 257, 32), *range(320, 1025, 64)]
     highs += range(1280, max_rows + 256, 256)

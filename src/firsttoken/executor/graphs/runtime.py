@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_CPU = torch.device("cpu")
+
 
 class Event(Protocol):
     """A point in the stream."""
@@ -44,6 +46,10 @@ class Runtime(Protocol):
 
         ``segment`` must have run once before, so that nothing is compiled or set up inside.
         """
+        ...
+
+    def graph_bytes(self) -> int:
+        """Memory that graphs keep for what they compute."""
         ...
 
     def synchronize(self) -> None: ...
@@ -82,6 +88,11 @@ class CUDARuntime:
                 graph.capture_end()
         return graph.replay
 
+    def graph_bytes(self) -> int:
+        pool = tuple(self._pool)
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return sum(int(part["total_size"]) for part in segments if tuple(part.get("segment_pool_id", ())) == pool)
+
     def synchronize(self) -> None:
         self._stream.synchronize()
 
@@ -100,10 +111,10 @@ class _Passed:
 
 
 class HostRuntime:
-    """Runs everything at once, on ordinary memory: a device without streams or graphs, and what CI has."""
+    """Runs everything at once: a device without streams or graphs, as CI has it, or ``meta``, where nothing is run."""
 
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
+    def __init__(self, device: torch.device = _CPU) -> None:
+        self.device = device
 
     def pinned(self, words: int) -> Tensor:
         return torch.zeros(words, dtype=torch.int32)
@@ -122,6 +133,9 @@ class HostRuntime:
             segment()
 
         return replay
+
+    def graph_bytes(self) -> int:
+        return 0
 
     def synchronize(self) -> None:
         pass

@@ -1,0 +1,70 @@
+"""In which order steps are prepared: the first answer's kernels, then decode steps, then whatever else may come."""
+
+from __future__ import annotations
+
+from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
+from firsttoken.sampling.device.params import KIND_NEEDS, Needs
+
+# A step's shape and what its sampling can do; None: any parameters.
+Key = tuple[StepShape, Needs | None]
+
+GREEDY, RANDOM, RICH = KIND_NEEDS["greedy"], KIND_NEEDS["random"], KIND_NEEDS["rich"]
+# Prompt tokens beside decode rows that are prepared for; beyond, kernels are the same.
+_MIXED_TOKENS = 512
+# Prompts in one step that are prepared for by themselves; more of them launch no other kernels.
+_CHUNKS = (1, 2, 8)
+
+
+def class_of(needs: Needs) -> Needs | None:
+    """The second part of the key of a step that needs this."""
+    for able in (GREEDY, RANDOM):
+        if needs | able == able:
+            return able
+    return None
+
+
+def first_keys(table: ShapeTable) -> list[Key]:
+    """What an engine's own first steps and a first caller's launch: prompts short and long, and a decode row."""
+    row = table.shape(1, [], 0)
+    many, none, few = (
+        table.shape(0, [min(tokens, table.chunks[-1].high)], samples) for tokens, samples in ((40, 1), (1, 0), (1, 1))
+    )
+    return [(many, RANDOM), (row, RANDOM), (none, RANDOM), (few, RANDOM), (many, GREEDY), (row, GREEDY)]
+
+
+def all_keys(table: ShapeTable) -> list[Key]:
+    """Every key that is prepared, each once, the most urgent first; begins with `first_keys`."""
+    keys = dict.fromkeys(first_keys(table))
+    rows = table.decode_shapes()
+    for needs in (RANDOM, GREEDY, None):
+        keys |= dict.fromkeys((shape, needs) for shape in rows)
+    for needs in (GREEDY, RANDOM):
+        keys |= dict.fromkeys((shape, needs) for shape in _prompts(table))
+    keys |= dict.fromkeys((shape, RANDOM) for shape in _mixed(table))
+    keys |= dict.fromkeys((shape, GREEDY) for shape in _mixed(table))
+    return list(keys)
+
+
+def _prompts(table: ShapeTable) -> list[StepShape]:
+    found = []
+    for profile in table.chunks:
+        for chunks in _CHUNKS:
+            if chunks <= min(profile.high, table.max_num_seqs):
+                found += [_cut(table, 0, profile.high, chunks, samples) for samples in (0, chunks)]
+    return found
+
+
+def _mixed(table: ShapeTable) -> list[StepShape]:
+    return [
+        _cut(table, rows.high, profile.high, 1, samples)
+        for profile in table.chunks
+        if profile.high <= _MIXED_TOKENS
+        for rows in table.decode
+        for samples in (0, 1)
+        if rows.high + samples <= table.max_num_seqs
+    ]
+
+
+def _cut(table: ShapeTable, rows: int, tokens: int, chunks: int, samples: int) -> StepShape:
+    """``tokens`` prompt tokens in so many chunks."""
+    return table.shape(rows, [tokens - chunks + 1, *[1] * (chunks - 1)], samples)
