@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -120,6 +120,31 @@ def test_several_rows(kind: OpKind, rows: int, n: int, k: int, config: LinearCon
     Case(kind, rows, n, k, config, parts=2, bias=True, prepare=kind == "residual").check()
 
 
+@pytest.mark.parametrize("kind", ["plain", "residual", "gated", "head"])
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "config"),
+    [
+        (17, 34, 72, LinearConfig("dot", 32, 32, 4, 3, block_m=32)),
+        (31, 32, 168, LinearConfig("dot", 32, 32, 4, 3, block_m=32, split_k=2, prefetch=True)),
+        (33, 18, 72, LinearConfig("dot", 16, 64, 4, 2, block_m=64, prefetch=True)),
+        (64, 18, 168, LinearConfig("dot", 16, 64, 4, 4, block_m=64, split_k=3)),
+    ],
+)
+def test_many_rows(kind: OpKind, rows: int, n: int, k: int, config: LinearConfig) -> None:
+    Case(kind, rows, n, k, config, parts=3, bias=True, prepare=kind == "residual").check()
+
+
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_more_of_the_residual_than_registers_hold(split_k: int) -> None:
+    config = LinearConfig("dot", 128, 32, 4, 2, block_m=64, split_k=split_k)
+    Case("residual", 63, 130, 64, config, prepare=True).check()
+
+
+@pytest.mark.parametrize("parts", [64, 65, 200])
+def test_more_sums_of_squares_than_registers_hold(parts: int) -> None:
+    Case("plain", 33, 16, 32, LinearConfig("dot", 16, 32, 4, 2, block_m=64), parts=parts).check()
+
+
 @pytest.mark.parametrize(("rows", "config"), [(1, FMA), (5, DOT)])
 def test_without_norm_and_bias(rows: int, config: LinearConfig) -> None:
     Case("plain", rows, 16, 64, config).check()
@@ -135,6 +160,7 @@ def test_the_residual_may_be_the_output() -> None:
     for case in (
         Case("residual", 1, 16, 64, FMA, prepare=True),
         Case("residual", 4, 16, 128, LinearConfig("dot", 16, 32, 4, 2, block_m=8, split_k=2)),
+        Case("residual", 33, 128, 32, LinearConfig("dot", 128, 32, 4, 2, block_m=64), prepare=True),
     ):
         apart = case.run().clone()
         assert case.residual is not None
@@ -142,8 +168,9 @@ def test_the_residual_may_be_the_output() -> None:
         assert torch.equal(case.run(), apart)
 
 
-def test_rows_do_not_depend_on_each_other() -> None:
-    config = LinearConfig("dot", 16, 32, 4, 3, block_m=8, split_k=2)
+@pytest.mark.parametrize("block_m", [8, 64])
+def test_rows_do_not_depend_on_each_other(block_m: Literal[8, 64]) -> None:
+    config = LinearConfig("dot", 16, 32, 4, 3, block_m=block_m, split_k=2)
     case = Case("residual", 5, 16, 128, config)
     together = case.run().clone()
     assert case.residual is not None

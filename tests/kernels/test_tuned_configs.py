@@ -33,12 +33,13 @@ def test_file_names() -> None:
 
 @pytest.mark.parametrize("kind", OP_KINDS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("rows", [1, 2, 8, 9, 16])
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 16, 17, 32, 33, 64])
 def test_any_shape_has_configs_that_fit(kind: OpKind, n: int, k: int, rows: int) -> None:
     config = linear_config(kind, n, k, rows, "a GPU nobody tuned")
     assert config == default_config(kind, n, k, rows)
     listed = candidates(kind, n, k, rows)
     assert len(listed) == len(set(listed)) >= 3
+    assert rows <= 16 or len(listed) <= 24
     assert config in listed
     for one in listed:
         one.check(kind, n, k)
@@ -72,7 +73,7 @@ ENTRY = (
         ('"block_k":64', '"block_k":8192', "does not fit the registers of 4 warps"),
         ('"rows":"1"', '"rows":"9-16"', "block_m = 1 cannot hold the 9-16 rows"),
         ('"stages":0', '"stages":0,"depth":1', "unknown field `depth`"),
-        ('"fma"', '"dot"', "block_m must be 8 or 16"),
+        ('"fma"', '"dot"', "block_m must be 8, 16, 32 or 64"),
         (ENTRY, f"{ENTRY},{ENTRY}", "a second config for"),
         (ENTRY, ENTRY[:-1], "does not hold tuned configs"),
     ],
@@ -94,9 +95,9 @@ def test_files_that_are_missing_or_too_large_are_refused(tmp_path: Path) -> None
         read_tuned(path)
 
 
-@pytest.mark.parametrize("rows", [0, 17])
+@pytest.mark.parametrize("rows", [0, 65])
 def test_rows_beyond_the_buckets_are_refused(rows: int) -> None:
-    with pytest.raises(ConfigError, match=f"1 to 16 rows, got {rows}"):
+    with pytest.raises(ConfigError, match=f"1 to 64 rows, got {rows}"):
         row_bucket(rows)
 
 
@@ -108,6 +109,7 @@ def test_rows_beyond_the_buckets_are_refused(rows: int) -> None:
         (LinearConfig("dot", 16, 64, 4, 0, block_m=8), "stages must be at least 1"),
         (LinearConfig("dot", 128, 256, 8, 4, block_m=8), "bytes of shared memory"),
         (LinearConfig("dot", 256, 128, 2, 1, block_m=8), "does not fit the registers of 2 warps"),
+        (LinearConfig("dot", 256, 64, 4, 2, block_m=64), "sums of 256 x 64 do not fit the registers of 4 warps"),
         (LinearConfig("dot", 16, 64, 4, 2, block_m=8, split_k=3), "leaves parts without any of the 4 blocks"),
         (LinearConfig("fma", 1, 64, 4, 0), "pairs of rows"),
         (LinearConfig("fma", 4, 64, 4, 0, programs=132), "programs is a setting of the ring kernel"),

@@ -11,15 +11,20 @@ from firsttoken.core.errors import ConfigError
 OpKind = Literal["plain", "residual", "gated", "head"]
 """What follows the product: nothing, the residual add, SiLU(gate) * up, or logits with their best index."""
 OP_KINDS: tuple[OpKind, ...] = ("plain", "residual", "gated", "head")
+BlockM = Literal[1, 8, 16, 32, 64]
 
-RowBucket = Literal["1", "2-8", "9-16"]
-MAX_ROWS = 16
+RowBucket = Literal["1", "2-8", "9-16", "17-32", "33-64"]
+BUCKET_ROWS: dict[RowBucket, BlockM] = {"1": 1, "2-8": 8, "9-16": 16, "17-32": 32, "33-64": 64}
+"""The most rows of each bucket: a tile's rows."""
+MAX_ROWS = max(BUCKET_ROWS.values())
 
 # sm_90 lends a program 227 KiB; a little is the compiler's own.
 _SHARED_BYTES = 224 << 10
 # A warp's registers hold 32 * 255 words; sums and both weight tiles live there.
 _FMA_ELEMENTS_PER_WARP = 2048
 _DOT_ELEMENTS_PER_WARP = 8192
+# Half of a warp's sums at most, so that the epilogue has as many words again.
+_DOT_SUMS_PER_WARP = 2048
 _RING_ELEMENTS_PER_WARP = 2048
 # A warp reads 32 times 16 bytes of one row.
 _RING_LEAST_BLOCK_K = 256
@@ -31,9 +36,9 @@ class LinearConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """How one product is computed.
 
     ``kernel`` is ``fma`` (one row, CUDA cores), ``ring`` (the same by ``programs`` resident programs with a ring of
-    weights in shared memory) or ``dot`` (2 to 16 rows, tensor cores). A program owns ``block_n`` columns of the result
+    weights in shared memory) or ``dot`` (2 to 64 rows, tensor cores). A program owns ``block_n`` columns of the result
     at a time and takes ``block_k`` of K at a time. ``stages`` is the depth of asynchronous copies; for ``fma`` 0 means
-    a double buffer in registers. ``dot`` alone has ``block_m`` (8 or 16 rows), ``split_k`` (programs that share a
+    a double buffer in registers. ``dot`` alone has ``block_m`` (8 to 64 rows), ``split_k`` (programs that share a
     tile's K) and ``prefetch`` (the first weights are in registers before the wait).
     """
 
@@ -42,7 +47,7 @@ class LinearConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     block_k: Annotated[int, msgspec.Meta(ge=16, le=8192)]
     warps: Literal[1, 2, 4, 8, 16]
     stages: Annotated[int, msgspec.Meta(ge=0, le=32)]
-    block_m: Literal[1, 8, 16] = 1
+    block_m: BlockM = 1
     split_k: Annotated[int, msgspec.Meta(ge=1, le=32)] = 1
     prefetch: bool = False
     programs: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
@@ -63,7 +68,7 @@ class LinearConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             return 2 * (self.stages * self.block_n * self.block_k + _power_of_two(k))
         rows = self.block_n + (self.block_m if self.kernel == "dot" else 1)
         # A prefetched tile comes from registers, and wide tensor instructions want it in shared memory too.
-        tiles = (self.stages if self.stages > 1 else 0) + (1 if self.prefetch and self.block_m == 16 else 0)
+        tiles = (self.stages if self.stages > 1 else 0) + (1 if self.prefetch and self.block_m >= 16 else 0)
         return tiles * rows * self.block_k * 2
 
     def check(self, kind: OpKind, n: int, k: int) -> None:
@@ -103,11 +108,13 @@ class LinearConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     def _dot_problem(self, k: int) -> str | None:
         if self.block_m == 1:
-            return "block_m must be 8 or 16"
+            return "block_m must be 8, 16, 32 or 64"
         if self.block_n < 16:
             return "block_n must be at least 16"
         if self.stages == 0:
             return "stages must be at least 1"
+        if self.block_n * self.block_m > _DOT_SUMS_PER_WARP * self.warps:
+            return f"sums of {self.block_n} x {self.block_m} do not fit the registers of {self.warps} warps"
         blocks = -(-k // self.block_k)
         span = -(-blocks // self.split_k)
         if (self.split_k - 1) * span >= blocks:
@@ -116,16 +123,18 @@ class LinearConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 def row_bucket(rows: int) -> RowBucket:
-    """The bucket whose configs serve ``rows`` rows; raises `ConfigError` beyond 16."""
+    """The bucket whose configs serve ``rows`` rows; raises `ConfigError` beyond 64."""
     if not 1 <= rows <= MAX_ROWS:
         raise ConfigError(f"small linear kernels take 1 to {MAX_ROWS} rows, got {rows}: use torch.mm for more")
-    return "1" if rows == 1 else "2-8" if rows <= 8 else "9-16"
+    return next(bucket for bucket, most in BUCKET_ROWS.items() if rows <= most)
 
 
 def default_config(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
     """A good choice where none was measured; fits any ``n`` and ``k``."""
-    bucket = row_bucket(rows)
-    return _default_fma(kind, n, k) if bucket == "1" else _default_dot(n, k, 8 if bucket == "2-8" else 16)
+    block_m = BUCKET_ROWS[row_bucket(rows)]
+    if block_m == 1:
+        return _default_fma(kind, n, k)
+    return _default_few(n, k, block_m) if block_m <= 16 else _default_many(n, k, block_m)
 
 
 def _power_of_two(at_least: int) -> int:
@@ -147,14 +156,30 @@ def _default_fma(kind: OpKind, n: int, k: int) -> LinearConfig:
     return LinearConfig("fma", block_n, block_k, 4, 0)
 
 
-def _default_dot(n: int, k: int, block_m: Literal[8, 16]) -> LinearConfig:
-    """Tiles of 64 rows; K is split until the GPU is full."""
+def _default_few(n: int, k: int, block_m: BlockM) -> LinearConfig:
+    """Tiles of 64 rows of W; K is split until the GPU is full."""
     block_n = 64 if n >= 64 * 44 else 32 if n >= 32 * 44 else 16
     block_k = next((size for size in (128, 64) if k % size == 0), 128)
-    blocks, tiles = -(-k // block_k), -(-n // block_n)
+    split_k = _default_split(-(-n // block_n), -(-k // block_k), least_blocks=4)
+    return LinearConfig("dot", block_n, block_k, 4, 5, block_m=block_m, split_k=split_k)
+
+
+def _default_many(n: int, k: int, block_m: BlockM) -> LinearConfig:
+    """Tall tiles, for each reads all of x again, and copies in half of a multiprocessor's shared memory."""
+    block_n = 128 if n >= 128 * 24 else 64 if n >= 64 * 12 else 32
+    block_k = 64
+    # A part leaves 4 bytes a sum and reads 2 a weight: 8 weights a sum or more, so that the reads outweigh.
+    least = max(4, 8 * block_m // block_k)
+    split_k = _default_split(-(-n // block_n), -(-k // block_k), least_blocks=least)
+    stages = min(((112 << 10) // ((block_n + block_m) * block_k * 2)), 6)
+    return LinearConfig("dot", block_n, block_k, 4, stages, block_m=block_m, split_k=split_k)
+
+
+def _default_split(tiles: int, blocks: int, least_blocks: int) -> int:
+    """Parts of K that give at least 100 programs, if each then has ``least_blocks`` blocks of K or more."""
     split_k = 1
     for parts in (2, 3, 4, 6, 8):
         span = -(-blocks // parts)
-        if tiles * split_k < 100 and span >= 4 and (parts - 1) * span < blocks:
+        if tiles * split_k < 100 and span >= least_blocks and (parts - 1) * span < blocks:
             split_k = parts
-    return LinearConfig("dot", block_n, block_k, 4, 5, block_m=block_m, split_k=split_k)
+    return split_k

@@ -1,4 +1,4 @@
-"""``y = x W^T`` for 1 to 16 rows with what stands before and after it fused in; imports Triton.
+"""``y = x W^T`` for 1 to 64 rows with what stands before and after it fused in; imports Triton.
 
 RMSNorm is split between neighbours ("the producer prepares"): who writes the residual stream h also writes
 ``bf16(h * gain)`` of the norm that reads it next, and each program's sum of squares of its columns. The reader
@@ -62,7 +62,7 @@ def small_linear(
 ) -> None:
     """Write ``x W^T`` with its epilogue into ``out``; allocates nothing, so it can be captured.
 
-    ``x`` bf16 ``[M, K]`` with 1 to 16 rows, ``weight`` bf16 ``[N, K]``, ``bias`` ``[N]``, all contiguous; sums are
+    ``x`` bf16 ``[M, K]`` with 1 to 64 rows, ``weight`` bf16 ``[N, K]``, ``bias`` ``[N]``, all contiguous; sums are
     float32. ``out`` is bf16 ``[M, N]``, except:
 
     * ``gated``: W's rows alternate gate and up, ``out`` is bf16 ``[M, N / 2]`` = silu(gate) * up.

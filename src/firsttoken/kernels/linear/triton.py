@@ -1,10 +1,11 @@
-"""Two kernels for ``y = x W^T`` with 1 to 16 rows of x, where reading W is all that costs.
+"""Two kernels for ``y = x W^T`` with 1 to 64 rows of x, where reading W is most of what costs.
 
-`fma_linear` (one row) multiplies on the CUDA cores; `dot_linear` (2 to 16 rows) gives W to the tensor cores as the tall
-operand, so that 8 or 16 rows of x fill the narrow one ("swap AB"), and may split K over several programs.
+`fma_linear` (one row) multiplies on the CUDA cores; `dot_linear` (2 to 64 rows) gives W to the tensor cores as the tall
+operand, so that 8 to 64 rows of x fill the narrow one ("swap AB"), and may split K over several programs.
 
 Under programmatic dependent launch both read their first weights before they wait for the kernel before them, and
-everything that kernel may have written right after: what the epilogue needs is then there when the loop ends.
+everything that kernel may have written right after: what the epilogue needs is then there when the loop ends, as far
+as registers can hold it.
 """
 
 # ruff: noqa: RET505 - Triton leaves out the branch not taken only when both stand in one if statement.
@@ -13,6 +14,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+# Partial sums of squares, and elements of the residual, that a program keeps in registers during its loop.
+_SQUARES = tl.constexpr(4096)
+_RESIDUAL = tl.constexpr(4096)
 
 
 @triton.jit
@@ -71,13 +76,21 @@ def _load_matrix(matrix, rows, columns, M, N: tl.constexpr):
 
 @triton.jit
 def _load_squares(squares, rows, M, P: tl.constexpr, PP: tl.constexpr):
-    """The partial sums of squares ``[rows, PP]``, zero beyond P and M, or 0 where there are none."""
+    """The partial sums of squares ``[rows, WIDE]``, zero beyond P and M, or 0 where there are none.
+
+    Where ``[rows, PP]`` would be too much for the registers, parts WIDE apart are added already.
+    """
+    WIDE: tl.constexpr = PP if PP * rows.shape[0] <= _SQUARES else _SQUARES // rows.shape[0]
     if squares is None:
         return 0.0
     else:
-        parts = tl.arange(0, PP)
-        mask = (rows[:, None] < M) & (parts[None, :] < P)
-        return tl.load(squares + rows[:, None] * P + parts[None, :], mask=mask, other=0.0)
+        parts = tl.arange(0, WIDE)
+        live = rows[:, None] < M
+        at = squares + rows[:, None] * P + parts[None, :]
+        total = tl.load(at, mask=live & (parts[None, :] < P), other=0.0)
+        for first in tl.static_range(WIDE, PP, WIDE):
+            total += tl.load(at + first, mask=live & (parts[None, :] + first < P), other=0.0)
+        return total
 
 
 @triton.jit
@@ -190,6 +203,11 @@ def dot_linear(
     ``arrived [tiles]``, which it sets back to 0) adds them in the order of s: the same bits whoever is last.
     """
     SPAN: tl.constexpr = ((K - 1) // BK // SPLIT + 1) * BK
+    # Many rows' sums fill the registers: what only the last program's epilogue needs is then read at the end.
+    EARLY_SQUARES: tl.constexpr = PP * BM <= _SQUARES
+    EARLY_RESIDUAL: tl.constexpr = BN * BM <= _RESIDUAL
+    # Few rows multiply the prefetched weights first. With many, reading x for that would hold the copies up.
+    FIRST: tl.constexpr = PREFETCH and BM <= 16
     tile, part = tl.program_id(0), tl.program_id(1)
     first = tile * BN
     columns = first + tl.arange(0, BN)
@@ -205,17 +223,20 @@ def dot_linear(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    squares = _load_squares(squares_in, rows, M, P, PP)
-    residual_tile = _load_matrix(residual, rows, columns, M, N)
-    start = begin
-    if PREFETCH:
+    if EARLY_SQUARES:
+        squares = _load_squares(squares_in, rows, M, P, PP)
+    if EARLY_RESIDUAL:
+        residual_tile = _load_matrix(residual, rows, columns, M, N)
+    start = begin + BK if PREFETCH else begin
+    if FIRST:
         acc = _dot(present, _load_x(x, begin, rows, inner, M, K, BK), acc, UPCAST)
-        start += BK
     # A constant number of rounds where the parts are equal: the compiler then knows the loop's length.
     stop = begin + SPAN if K % (SPLIT * BK) == 0 else tl.minimum(begin + SPAN, K)
     for k in tl.range(start, stop, BK, num_stages=STAGES):
         block = _load_weights(weights, k, inner, K, BK)
         acc = _dot(block, _load_x(x, k, rows, inner, M, K, BK), acc, UPCAST)
+    if PREFETCH and not FIRST:
+        acc = _dot(present, _load_x(x, begin, rows, inner, M, K, BK), acc, UPCAST)
     last = True
     if SPLIT > 1:
         place = partial + tile * (SPLIT * BN * BM) + tl.arange(0, BN)[:, None] * BM + rows[None, :]
@@ -228,6 +249,10 @@ def dot_linear(
             for s in tl.static_range(SPLIT):
                 acc += tl.load(place + s * (BN * BM), cache_modifier=".cg")
     if last:
+        if not EARLY_SQUARES:
+            squares = _load_squares(squares_in, rows, M, P, PP)
+        if not EARLY_RESIDUAL:
+            residual_tile = _load_matrix(residual, rows, columns, M, N)
         _finish(
             acc, out, residual_tile, bias_tile, gain_tile, squares, scaled, squares_out, best_value, best_index,
             eps, inverse_width, M, N, BN, BM, KIND,

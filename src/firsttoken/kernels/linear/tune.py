@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Literal
 
 from firsttoken.core.errors import ConfigError
-from firsttoken.kernels.linear.config import LinearConfig, OpKind, default_config, row_bucket
+from firsttoken.kernels.linear.config import BUCKET_ROWS, BlockM, LinearConfig, OpKind, default_config, row_bucket
 
 # (block_n, block_k, warps, stages). Long rows from registers won in the graph; deep copies win for the head.
 _FMA = (
@@ -29,6 +28,18 @@ _DOT = (
     (64, 128, 4, 5, 2), (64, 256, 4, 3, 2), (32, 128, 4, 5, 2), (32, 256, 4, 4, 2), (64, 128, 4, 4, 3),
     (64, 128, 4, 4, 4), (32, 128, 2, 4, 4), (128, 128, 8, 3, 2), (16, 64, 2, 5, 2), (16, 128, 2, 4, 1),
 )  # fmt: skip
+# The same and prefetch, for 17 to 64 rows: tall tiles, since each reads all of x again.
+_DOT_MANY = (
+    (128, 64, 4, 4, 1, False), (128, 64, 8, 4, 1, False), (256, 64, 8, 5, 1, False), (128, 128, 8, 4, 1, False),
+    (128, 64, 4, 4, 1, True), (64, 128, 4, 4, 1, False), (64, 64, 4, 6, 1, False), (128, 64, 4, 3, 1, False),
+    (128, 64, 4, 4, 2, False), (128, 64, 4, 4, 3, False), (128, 64, 4, 4, 4, False), (128, 128, 8, 4, 4, False),
+    (128, 64, 8, 4, 2, False), (128, 64, 8, 4, 4, False), (64, 128, 4, 4, 2, False), (64, 64, 4, 6, 2, False),
+    (128, 128, 8, 4, 2, False), (256, 64, 8, 5, 4, False), (128, 64, 4, 4, 4, True), (64, 128, 4, 3, 2, True),
+    (64, 64, 4, 6, 4, False), (128, 64, 8, 8, 1, False), (128, 64, 4, 4, 6, False), (256, 64, 8, 3, 1, False),
+    (64, 64, 4, 6, 8, False), (32, 128, 4, 5, 1, False), (32, 64, 4, 6, 1, False), (32, 64, 4, 6, 2, False),
+    (32, 64, 4, 6, 4, False),
+)  # fmt: skip
+_MOST_MANY = 24
 _MIN_PROGRAMS, _MAX_PROGRAMS = 64, 1 << 16
 
 
@@ -37,12 +48,12 @@ def candidates(kind: OpKind, n: int, k: int, rows: int) -> list[LinearConfig]:
 
     Raises `ConfigError` for rows that the small kernels do not take.
     """
-    bucket = row_bucket(rows)
+    block_m = BUCKET_ROWS[row_bucket(rows)]
     listed = [default_config(kind, n, k, rows)]
-    for config in _one_row(k) if bucket == "1" else _dot(8 if bucket == "2-8" else 16):
+    for config in _one_row(k) if block_m == 1 else _few(block_m) if block_m <= 16 else _many(block_m):
         if config not in listed and _worth_it(config, kind, n, k):
             listed.append(config)
-    return listed
+    return listed[:_MOST_MANY] if block_m > 16 else listed
 
 
 def _one_row(k: int) -> Iterator[LinearConfig]:
@@ -58,13 +69,18 @@ def _one_row(k: int) -> Iterator[LinearConfig]:
     yield LinearConfig("fma", 8, 64, 2, 4)
 
 
-def _dot(least: Literal[8, 16]) -> Iterator[LinearConfig]:
+def _few(least: BlockM) -> Iterator[LinearConfig]:
     for block_n, block_k, warps, stages, split_k in _DOT:
         for prefetch in (False, True):
             yield LinearConfig("dot", block_n, block_k, warps, stages, least, split_k, prefetch)  # type: ignore[arg-type]
             # 16 rows make the wide tensor instructions possible, which are at times faster even for 8.
             if least == 8 and block_n >= 64 and not prefetch:
                 yield LinearConfig("dot", block_n, block_k, warps, stages, 16, split_k)  # type: ignore[arg-type]
+
+
+def _many(block_m: BlockM) -> Iterator[LinearConfig]:
+    for block_n, block_k, warps, stages, split_k, prefetch in _DOT_MANY:
+        yield LinearConfig("dot", block_n, block_k, warps, stages, block_m, split_k, prefetch)  # type: ignore[arg-type]
 
 
 def _worth_it(config: LinearConfig, kind: OpKind, n: int, k: int) -> bool:
@@ -75,5 +91,5 @@ def _worth_it(config: LinearConfig, kind: OpKind, n: int, k: int) -> bool:
     programs = config.tiles(n) * config.split_k
     if config.kernel == "ring" and 2 * programs < config.programs:
         return False
-    few = programs < min(_MIN_PROGRAMS, -(-n // 16))
+    few = programs < min(_MIN_PROGRAMS, -(-n // (16 if config.block_m <= 16 else 32)))
     return not few and programs <= _MAX_PROGRAMS and config.block_k < 2 * max(k, 64)
