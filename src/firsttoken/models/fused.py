@@ -1,6 +1,6 @@
-"""Llama-like decoders on kernels of our own: five a layer for up to 16 rows, cuBLAS and its neighbours above.
+"""Llama-like decoders on kernels of our own: five a layer for up to 64 rows, cuBLAS and its neighbours above.
 
-The residual stream is bfloat16. Up to 16 rows, who writes it also prepares the next norm (`kernels.linear.small`);
+The residual stream is bfloat16. Up to 64 rows, who writes it also prepares the next norm (`kernels.linear.small`);
 above, one kernel adds and norms. After the last layer's KV is written only rows that sample are computed.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.kernels.embed.triton import embed
-from firsttoken.kernels.linear.config import MAX_ROWS, LinearConfig, OpKind
+from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
 from firsttoken.kernels.linear.small import Norm, Workspace, small_linear
 from firsttoken.kernels.paged_attention import AttentionParams
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
@@ -101,7 +101,7 @@ class FusedDecoder:
             return self._forward_few(step)
         return self._forward_many(step)
 
-    # ------------------------------------------------------------------ up to 16 rows
+    # ------------------------------------------------------------------ up to 64 rows
 
     def _forward_few(self, step: StepView) -> Logits | None:
         rows = step.slots.shape[0]
@@ -264,7 +264,7 @@ class FusedDecoder:
         floats = tiles = 0
         for projection in (*self.layers[0].projections, self.head):
             n = projection.weight.shape[0]
-            for rows in (1, 8, MAX_ROWS):
+            for rows in BUCKET_ROWS.values():
                 config = self._config(projection, rows)
                 floats, tiles = max(floats, config.workspace_floats(n)), max(tiles, config.tiles(n))
         return Workspace.allocate(floats, tiles, self.embedding.device)
