@@ -20,7 +20,8 @@ def few_programs(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
     columns = min(256, 1 << (n - 1).bit_length())
     if rows == 1:
         return LinearConfig("fma", columns, 64, 8, 0)
-    return LinearConfig("dot", columns, 64, 4, 2, block_m=8 if rows <= 8 else 16, prefetch=True)
+    most = next(most for most in (8, 16, 32, 64) if rows <= most)
+    return LinearConfig("dot", columns, 64, 8, 2, block_m=most, prefetch=True)  # type: ignore[arg-type]
 
 
 def make_executor(config: ExecutorConfig, checkpoint: Checkpoint) -> GraphExecutor:
