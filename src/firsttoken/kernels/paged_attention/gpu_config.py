@@ -63,14 +63,16 @@ def decode_config(rows: int, kv_heads: int, head_dim: int, max_context: int, sms
     warps = 4 if head_dim <= 128 else 8
     longest = next_power_of_two(max(1, -(-max_context // tile)))
     if programs >= 2 * sms:
-        # One split a row fills the GPU. Only rows longer than 1024 are shared, so that no SM works alone at the end.
-        splits = min(longest, 4) if max_context > 2048 else 1
+        # One split a row fills the GPU, and each further one costs programs that leave at once. An SM reads 113 GB/s
+        # alone, so only a row far longer than the rest is worth sharing.
+        splits = 4 if max_context > 16384 else 1
         registers = 128 if warps == 4 else None
-        return DecodeConfig(tile, splits, min_split=1024, warps=warps, stages=4, max_registers=registers)
-    splits = 1
-    while splits * programs <= sms and splits < min(longest, 32):
+        return DecodeConfig(tile, splits, min_split=4096, warps=warps, stages=4, max_registers=registers)
+    # Two at least: a single program on each SM would leave it idle between its tiles.
+    splits = 2
+    while splits * programs <= sms and splits < 32:
         splits *= 2
-    return DecodeConfig(tile, splits, min_split=tile, warps=warps)
+    return DecodeConfig(tile, min(splits, longest), min_split=tile, warps=warps)
 
 
 @dataclass(frozen=True, slots=True)
