@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.kernels.paged_attention import AttentionContext, AttentionParams, AttentionSpec, KVPool
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.models.decoder import DecoderModel
 from firsttoken.models.load import build_decoder, model_weights
 from firsttoken.models.load_fused import Limits
 from firsttoken.models.step_view import Logits, StepView
+from firsttoken.models.tensors import expected_tensors
 from firsttoken.models.upload import UploadedWeights, Uploader
-from firsttoken.models.weights import Weights
+from firsttoken.models.weights import OutlineWeights, Weights
 from firsttoken.quantization import StoredTensor
 from firsttoken.quantization.unpacked import UnpackedMethod
 
@@ -96,5 +98,16 @@ def load_composed(checkpoint: Checkpoint, pool: KVPool, device: torch.device, li
         decoder = build_decoder(config, _OnDevice(source, device), method, device)
         if isinstance(source, UploadedWeights):
             source.check()
-    attention = GPUAttention(pool, config.num_heads, limits.max_position, limits.max_rows, limits.sms)
-    return ComposedDecoder(decoder, attention)
+    return _compose(decoder, pool, limits)
+
+
+@torch.inference_mode()
+def outline_composed(config: ModelConfig, pool: KVPool, limits: Limits) -> ComposedDecoder:
+    """The same decoder without weights, on torch's meta device, to compile its kernels."""
+    weights, device = OutlineWeights(expected_tensors(config)), torch.device("meta")
+    return _compose(build_decoder(config, weights, UnpackedMethod(torch.bfloat16, prepack=False), device), pool, limits)
+
+
+def _compose(decoder: DecoderModel, pool: KVPool, limits: Limits) -> ComposedDecoder:
+    heads = decoder.config.num_heads
+    return ComposedDecoder(decoder, GPUAttention(pool, heads, limits.max_position, limits.max_rows, limits.sms))

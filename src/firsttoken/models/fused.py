@@ -122,7 +122,7 @@ class FusedDecoder:
         hidden = self._new(rows, self.config.hidden_size)
         # As many parts as the last projection of a layer leaves: the first layer then needs no kernel of its own.
         parts = self._config(self.layers[0].down, rows).tiles(self.config.hidden_size)
-        stream = _Stream(hidden, torch.empty_like(hidden), self._floats(rows, parts))
+        stream = _Stream(hidden, self._new(*hidden.shape), self._floats(rows, parts))
         embed(
             step.tokens,
             step.slots,
@@ -218,7 +218,7 @@ class FusedDecoder:
         hidden = self._new(step.slots.shape[0], self.config.hidden_size)
         embed(step.tokens, step.slots, step.positions, self.embedding, hidden)
         eps, last = self.config.rms_norm_eps, self.layers[-1]
-        normed = torch.empty_like(hidden)
+        normed = self._new(*hidden.shape)
         add_rms_norm(hidden, None, self.layers[0].attention_gain, eps, normed)
         for layer, following in zip(self.layers[:-1], self.layers[1:], strict=True):
             heads = self.attention.attend(step, layer.attention, _product(normed, layer.qkv))
@@ -229,7 +229,7 @@ class FusedDecoder:
         if not step.identity:
             picked = step.sample_rows.long()
             hidden, heads = hidden.index_select(0, picked), heads.index_select(0, picked)
-            normed = torch.empty_like(hidden)
+            normed = self._new(*hidden.shape)
         self._finish_many(last, hidden, heads, normed, self.final_gain)
         if len(normed) <= MAX_ROWS:
             return self._head_few(normed, None, pdl=False)
@@ -246,6 +246,8 @@ class FusedDecoder:
 
     def _head_many(self, normed: Tensor) -> Tensor:
         weight = self.head.weight
+        if normed.is_meta:
+            return self._floats(len(normed), len(weight))
         # Float32 results of a bfloat16 product are CUDA's alone; elsewhere a product in float32 is right, if slow.
         if normed.is_cuda:
             return torch.mm(normed, weight.t(), out_dtype=torch.float32)
@@ -254,6 +256,8 @@ class FusedDecoder:
     # ------------------------------------------------------------------ memory
 
     def _new(self, rows: int, columns: int) -> Tensor:
+        # Not by empty_like: on the meta device, where kernels are only compiled, it makes torch import its tracer, for
+        # a second or more. So do products, which are left out there.
         return torch.empty((rows, columns), dtype=self.embedding.dtype, device=self.embedding.device)
 
     def _floats(self, rows: int, columns: int) -> Tensor:
@@ -272,6 +276,8 @@ class FusedDecoder:
 
 def _product(x: Tensor, projection: Projection) -> Tensor:
     """``x [M, K] -> [M, N]`` by the vendor's library."""
+    if x.is_meta:
+        return x.new_empty((x.shape[0], projection.weight.shape[0]))
     if projection.bias is None:
         return torch.mm(x, projection.weight.t())
     return torch.addmm(projection.bias, x, projection.weight.t())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.kernels.paged_attention import KVPool
-from firsttoken.models.composed import load_composed
-from firsttoken.models.load_fused import Limits, load_fused
+from firsttoken.models.composed import load_composed, outline_composed
+from firsttoken.models.load_fused import Limits, load_fused, outline_fused
 from firsttoken.models.registry import family_of
 from firsttoken.models.step_view import StepModel
 
@@ -19,3 +20,12 @@ def load_step_model(checkpoint: Checkpoint, pool: KVPool, device: torch.device, 
     """
     fused = family_of(checkpoint.config.architecture).fused
     return (load_fused if fused else load_composed)(checkpoint, pool, device, limits)
+
+
+def outline_step_model(config: ModelConfig, pool: KVPool, limits: Limits) -> StepModel:
+    """The same model without weights, on torch's meta device: its steps launch the same kernels, to be compiled alone.
+
+    Raises `CheckpointError` for an unknown architecture.
+    """
+    fused = family_of(config.architecture).fused
+    return (outline_fused if fused else outline_composed)(config, pool, limits)

@@ -9,7 +9,7 @@ from firsttoken.executor.graphs.executor import GraphExecutor
 from firsttoken.executor.graphs.load import limits
 from firsttoken.executor.graphs.runtime import HostRuntime
 from firsttoken.kernels.paged_attention import KVPool
-from firsttoken.models.load_fused import outline_fused
+from firsttoken.models.load_step import outline_step_model
 
 
 @torch.inference_mode()
@@ -19,5 +19,5 @@ def outline(order: Order) -> GraphExecutor:
     device = torch.device("meta")
     config = order.executor
     pool = KVPool(config.kv_format, config.kv_blocks, device="meta")
-    model = outline_fused(order.model, pool, limits(config, order.gpu.name, order.gpu.sms))
+    model = outline_step_model(order.model, pool, limits(config, order.gpu.name, order.gpu.sms))
     return GraphExecutor(config, model, HostRuntime(device))

@@ -8,7 +8,7 @@ from firsttoken.sampling.device.params import KIND_NEEDS, Needs
 # A step's shape and what its sampling can do; None: any parameters.
 Key = tuple[StepShape, Needs | None]
 
-GREEDY, RANDOM, RICH = KIND_NEEDS["greedy"], KIND_NEEDS["random"], KIND_NEEDS["rich"]
+GREEDY, RANDOM, RICH = (KIND_NEEDS[kind] for kind in ("greedy", "random", "rich"))
 # Prompt tokens beside decode rows that are prepared for; beyond, kernels are the same.
 _MIXED_TOKENS = 512
 # Prompts in one step that are prepared for by themselves; more of them launch no other kernels.
@@ -23,25 +23,25 @@ def class_of(needs: Needs) -> Needs | None:
     return None
 
 
+def prepared_as(key: Key) -> Key:
+    """The key whose preparation is this one's too: random steps launch all that greedy ones do, and more."""
+    return key[0], None if key[1] is None else RANDOM
+
+
 def first_keys(table: ShapeTable) -> list[Key]:
     """What an engine's own first steps and a first caller's launch: prompts short and long, and a decode row."""
-    row = table.shape(1, [], 0)
-    many, none, few = (
+    prompts = [
         table.shape(0, [min(tokens, table.chunks[-1].high)], samples) for tokens, samples in ((40, 1), (1, 0), (1, 1))
-    )
-    return [(many, RANDOM), (row, RANDOM), (none, RANDOM), (few, RANDOM), (many, GREEDY), (row, GREEDY)]
+    ]
+    return [(shape, RANDOM) for shape in dict.fromkeys([prompts[0], table.shape(1, [], 0), *prompts[1:]])]
 
 
 def all_keys(table: ShapeTable) -> list[Key]:
-    """Every key that is prepared, each once, the most urgent first; begins with `first_keys`."""
+    """Every key that is prepared (as `prepared_as` has it), each once, the most urgent first: `first_keys`."""
     keys = dict.fromkeys(first_keys(table))
-    rows = table.decode_shapes()
-    for needs in (RANDOM, GREEDY, None):
-        keys |= dict.fromkeys((shape, needs) for shape in rows)
-    for needs in (GREEDY, RANDOM):
-        keys |= dict.fromkeys((shape, needs) for shape in _prompts(table))
-    keys |= dict.fromkeys((shape, RANDOM) for shape in _mixed(table))
-    keys |= dict.fromkeys((shape, GREEDY) for shape in _mixed(table))
+    for needs in (RANDOM, None):
+        keys |= dict.fromkeys((shape, needs) for shape in table.decode_shapes())
+    keys |= dict.fromkeys((shape, RANDOM) for shape in (*_prompts(table), *_mixed(table)))
     return list(keys)
 
 

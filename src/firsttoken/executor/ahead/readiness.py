@@ -53,12 +53,11 @@ class Readiness:
         if compiler.progress.finished:
             self._tell_failures(compiler.progress)
             return True
-        return compiler.progress.ready >= self._entries.get(key, len(self._entries) + 1)
+        return compiler.progress.ready >= (self._entry(key) or len(self._entries) + 1)
 
     def wait(self, key: Key) -> None:
         """Until the key is ready, or it is clear that it will not be; at once for a key that was not ordered."""
-        entry = self._entries.get(key)
-        if self._compiler is not None and entry is not None:
+        if self._compiler is not None and (entry := self._entry(key)) is not None:
             self.wait_first(entry)
 
     def wait_first(self, entries: int) -> None:
@@ -72,6 +71,11 @@ class Readiness:
     def close(self) -> None:
         if self._compiler is not None:
             self._compiler.close()
+
+    def _entry(self, key: Key) -> int | None:
+        from firsttoken.executor.ahead.plan import prepared_as
+
+        return self._entries.get(prepared_as(key))
 
     def _tell_failures(self, progress: Progress) -> None:
         if not self._told:

@@ -142,10 +142,16 @@ class GPUAttention:
             return None
         found = self._tables.get(id(spec.rope))
         if found is None:
-            positions = torch.arange(self._max_position, device=spec.rope.inv_freq.device)
-            found = spec.rope, torch.view_as_real(spec.rope.rotation(positions)).contiguous()
+            found = spec.rope, self._make_table(spec.rope)
             self._tables[id(spec.rope)] = found
         return found[1]
+
+    def _make_table(self, rope: RopeTable) -> Tensor:
+        device = rope.inv_freq.device
+        if device.type == "meta":
+            # Kernels are only compiled here; arithmetic on this device makes torch import its tracer, for seconds.
+            return torch.empty((self._max_position, len(rope.inv_freq), 2), dtype=torch.float32, device=device)
+        return torch.view_as_real(rope.rotation(torch.arange(self._max_position, device=device))).contiguous()
 
     def _config(self, rows: int) -> DecodeConfig:
         config = self._configs.get(rows)
