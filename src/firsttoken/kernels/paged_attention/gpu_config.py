@@ -70,7 +70,8 @@ def decode_config(rows: int, kv_heads: int, head_dim: int, max_context: int, sms
         return DecodeConfig(tile, splits, min_split=4096, warps=warps, stages=4, max_registers=registers)
     # Two at least: a single program on each SM would leave it idle between its tiles.
     splits = 2
-    while splits * programs <= sms and splits < 32:
+    most = 16 if programs > 4 else 32
+    while splits * programs <= sms and splits < most:
         splits *= 2
     return DecodeConfig(tile, min(splits, longest), min_split=tile, warps=warps)
 

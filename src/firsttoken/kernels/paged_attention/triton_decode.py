@@ -308,13 +308,13 @@ def _decode_kernel(
         target = out + row.to(tl.int64) * out_stride + head * (GROUP * D)
         if WORDS:
             combine_parts(
-                parts, weights, target, cell, active, own, new_v, True,
+                parts, weights, target, cell, active, own, new_v,
                 GROUP, GROUP_PARTS, D, DP, SPLITS, COMBINED, True, COMPILED, COPIES,
             )  # fmt: skip
         else:
             leave_part(parts, weights, cell + active, own, new_v, GROUP, GROUP_PARTS, D, DP)
             combine_last(
-                parts, weights, target, counter, cell, active, own, new_v,
+                parts, weights, target, counter, cell, active,
                 GROUP, GROUP_PARTS, D, DP, SPLITS, COMBINED,
             )  # fmt: skip
         return
@@ -370,10 +370,8 @@ def _decode_kernel(
     elif SPLITS > 1:
         leave_part(parts, weights, cell + split, top + tl.log2(total), acc, GROUP, GROUP_TILE, D, DP)
         if not WORDS:
-            zero = tl.zeros([GROUP_PARTS], tl.float32)
-            nothing = tl.zeros([GROUP_PARTS, DP], tl.float32)
             combine_last(
-                parts, weights, target, counter, cell, active, zero, nothing,
+                parts, weights, target, counter, cell, active,
                 GROUP, GROUP_PARTS, D, DP, SPLITS, COMBINED,
             )  # fmt: skip
 

@@ -43,8 +43,6 @@ def combine_last(
     counter,
     cell,
     active,
-    own,
-    new_v,
     GROUP: tl.constexpr,
     GROUP_PARTS: tl.constexpr,
     D: tl.constexpr,
@@ -57,9 +55,16 @@ def combine_last(
     before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     if before == active:
         tl.store(counter, 0)
+        offs_g = tl.arange(0, GROUP_PARTS)
+        offs_d = tl.arange(0, DP)
+        newest = (cell + active) * GROUP + offs_g
+        whole = (offs_g < GROUP)[:, None] & (offs_d < D)[None, :]
+        own = tl.load(weights + newest, mask=offs_g < GROUP, other=0, cache_modifier=".cg")
+        at = parts + newest.to(tl.int64)[:, None] * D + offs_d[None, :]
+        new_v = tl.load(at, mask=whole, other=0, cache_modifier=".cg")
         combine_parts(
-            parts, weights, target, cell, active + 1, own, new_v, False,
-            GROUP, GROUP_PARTS, D, DP, SPLITS + 1, COMBINED, False, False, False,
+            parts, weights, target, cell, active, own.to(tl.float32, bitcast=True), new_v.to(tl.float32, bitcast=True),
+            GROUP, GROUP_PARTS, D, DP, SPLITS, COMBINED, False, False, False,
         )  # fmt: skip
 
 
@@ -72,7 +77,6 @@ def combine_parts(
     count,
     own,
     new_v,
-    WITH_OWN: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_PARTS: tl.constexpr,
     D: tl.constexpr,
@@ -83,21 +87,16 @@ def combine_parts(
     COMPILED: tl.constexpr,
     COPIES: tl.constexpr,
 ):
-    """Add ``count`` (at most ``MOST``) parts in their order and store the rows of ``target``.
+    """Add to the new token's part (weight ``own [GROUP_PARTS]``, values ``new_v``) ``count`` (at most ``MOST``) others
+    in their order, and store the rows of ``target``.
 
-    ``WITH_OWN``: behind a part that is in registers, with weight ``own [GROUP_PARTS]`` and values ``new_v``.
     ``COPIES``: ``COMBINED`` parts are so few elements that several threads hold the same.
     """
     offs_g = tl.arange(0, GROUP_PARTS)
     offs_d = tl.arange(0, DP)
     heads_in = offs_g < GROUP
     whole = heads_in[:, None] & (offs_d < D)[None, :]
-    if WITH_OWN:
-        top, total, acc = own, tl.full([GROUP_PARTS], 1.0, tl.float32), new_v
-    else:
-        top = tl.full([GROUP_PARTS], float("-inf"), tl.float32)
-        total = tl.zeros([GROUP_PARTS], tl.float32)
-        acc = tl.zeros([GROUP_PARTS, DP], tl.float32)
+    top, total, acc = own, tl.full([GROUP_PARTS], 1.0, tl.float32), new_v
     for first in tl.static_range(0, MOST, COMBINED):
         if first < count:
             # Heads come first so that each warp takes heads, and the sum over parts stays within a thread.
@@ -113,7 +112,6 @@ def combine_parts(
                 weight = tl.load(weights + cells, mask=cells_in, other=0, cache_modifier=".cg")
                 part = tl.load(at, mask=at_in, other=0, cache_modifier=".cg")
             weight = tl.where(there, weight.to(tl.float32, bitcast=True), float("-inf"))
-            # At least one part is there, so `grown` is a number.
             grown = tl.maximum(top, tl.max(weight, 1))
             shrink = tl.exp2(top - grown)
             factor = tl.exp2(weight - grown[:, None])
