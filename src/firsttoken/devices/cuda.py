@@ -121,15 +121,13 @@ class CUDADevice:
     def _order(self, config: ExecutorConfig, checkpoint: Checkpoint) -> tuple[Readiness, int]:
         """Have kernels compiled while weights are read, if they are not there from last time; and how many steps'
         kernels should be waited for."""
-        import torch
-
         from firsttoken.executor.ahead.marks import is_done
         from firsttoken.executor.ahead.plan import all_keys, first_keys
         from firsttoken.executor.graphs.load import shape_table
 
-        found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        gpu = GPU(found.name, 10 * found.major + found.minor, found.multi_processor_count, found.total_memory)
-        order = Order(model=checkpoint.config, executor=config, gpu=gpu, processes=spare_processes(), quietly=True)
+        order = Order(
+            model=checkpoint.config, executor=config, gpu=present_gpu(), processes=spare_processes(), quietly=True
+        )
         if is_done(order):
             self.end()
         if self._compiler is None:
@@ -139,6 +137,14 @@ class CUDADevice:
         compiler, self._compiler = self._compiler, None
         table = shape_table(config)
         return Readiness(compiler, all_keys(table)), len(first_keys(table))
+
+
+def present_gpu() -> GPU:
+    """The first visible one; only without a `CUDADevice.refusal`."""
+    import torch
+
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return GPU(found.name, 10 * found.major + found.minor, found.multi_processor_count, found.total_memory)
 
 
 def _prepare_triton() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -31,8 +32,14 @@ def mark_done(order: Order) -> None:
 
 
 def _place(order: Order) -> Path:
-    # How much of it there is decides nothing.
-    alike = msgspec.structs.replace(order, processes=0, quietly=False)
+    # Neither how much memory there is nor how it is done changes a kernel.
+    alike = msgspec.structs.replace(
+        order,
+        executor=dataclasses.replace(order.executor, kv_blocks=1, threads=1, adaptive_threads=False),
+        gpu=msgspec.structs.replace(order.gpu, memory=0),
+        processes=1,
+        quietly=False,
+    )
     digest = hashlib.sha256(msgspec.json.encode(alike) + _code().encode()).hexdigest()
     return cache_folder() / f"firsttoken-{digest[:32]}.compiled"
 

@@ -43,6 +43,10 @@ class Captures:
         if key in self._queue:
             self._queue.remove(key)
 
+    def may_have(self, key: Key) -> bool:
+        """False for steps that are not worth a graph, and when there are enough."""
+        return key[0].tokens <= LARGEST_LEARNED and len(self._graphs) < self._most
+
     def missed(self, key: Key) -> None:
         """A step ran without a graph: make it the next one, if its like may have one."""
         if key in self._graphs or key[0].tokens > LARGEST_LEARNED:

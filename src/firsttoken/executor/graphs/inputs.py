@@ -3,12 +3,15 @@
 The device buffer is one int32 array. For a given `StepShape` its parts lie at fixed offsets, so that a graph captured
 for the shape always reads the same memory::
 
-    ring slot | slots[T] | positions[T] | patches[P, 3] | tiles[NT, 4] | sample rows[R] | sample slots[R] | positions[R]
+    slots[T] | positions[T] | patches[P, 3] | tiles[NT, 4] | sample rows[R] | sample slots[R] | positions[R]
 
 ``patches`` are ``(slot, index, block)``: blocks appended to the tables of rows that are running.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,9 +23,10 @@ from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
 from firsttoken.kernels.paged_attention.gpu_config import make_tiles
 from firsttoken.models.step_view import StepView
 
-HEAD_WORDS = 16  # the ring slot, and room so that all parts start at 64 bytes
 PATCH_WORDS = 3
 TILE_WORDS = 4
+# Shapes whose views are kept; the oldest gives way.
+MOST_PREPARED = 256
 
 
 def _align(words: int) -> int:
@@ -30,7 +34,7 @@ def _align(words: int) -> int:
 
 
 class StepLayout:
-    """Where each part of a shape's inputs lies, in words."""
+    """Where each part of a shape's inputs lies, in words, and ``template``: the inputs when every row is padding."""
 
     __slots__ = (
         "patches",
@@ -40,6 +44,7 @@ class StepLayout:
         "sample_slots",
         "shape",
         "slots",
+        "template",
         "tiles",
         "words",
     )
@@ -47,14 +52,19 @@ class StepLayout:
     def __init__(self, shape: StepShape) -> None:
         self.shape = shape
         t, r = _align(shape.tokens), _align(shape.samples)
-        self.slots = HEAD_WORDS
-        self.positions = self.slots + t
+        self.slots = 0
+        self.positions = t
         self.patches = self.positions + t
         self.tiles = self.patches + _align(PATCH_WORDS * self.num_patches)
         self.sample_rows = self.tiles + _align(TILE_WORDS * shape.tiles)
         self.sample_slots = self.sample_rows + r
         self.sample_positions = self.sample_slots + r
         self.words = self.sample_positions + r
+        self.template = np.zeros(self.words, dtype=np.int32)
+        self.template[self.positions : self.tiles] = -1
+        self.template[self.sample_slots :] = -1
+        if shape.decode_only:
+            self.template[self.sample_rows : self.sample_rows + shape.samples] = np.arange(shape.samples)
 
     @property
     def num_patches(self) -> int:
@@ -62,21 +72,48 @@ class StepLayout:
         return max(1, self.shape.decode_rows)
 
 
-class StepInputs:
-    """The device buffer and the pinned ring before it. ``slots``: ring slots, one more than steps in flight."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A shape's inputs in one place of the ring: the same pinned memory twice, and where it goes on the device."""
 
-    def __init__(self, table: ShapeTable, ring: list[Tensor], device: torch.device) -> None:
+    words: NDArray[np.int32]
+    pinned: Tensor
+    device: Tensor
+
+    def send(self) -> None:
+        self.device.copy_(self.pinned, non_blocking=True)
+
+
+class _Prepared:
+    """A shape's layout, and its views of each place of the ring, so that a step makes none."""
+
+    __slots__ = ("layout", "places")
+
+    def __init__(self, shape: StepShape, ring: Sequence[Tensor], buffer: Tensor) -> None:
+        self.layout = layout = StepLayout(shape)
+        parts = [slot[: layout.words] for slot in ring]
+        self.places = [_Place(part.numpy(), part, buffer[: layout.words]) for part in parts]
+
+
+class StepInputs:
+    """The device buffer and the pinned ring before it: one place more than steps in flight."""
+
+    def __init__(self, table: ShapeTable, ring: Sequence[Tensor], device: torch.device) -> None:
         self._table = table
-        self._ring = [slot.numpy() for slot in ring]
-        self._pinned = ring
+        self._ring = ring
         self._buffer = torch.zeros(ring[0].shape[0], dtype=torch.int32, device=device)
-        self._layouts: dict[StepShape, StepLayout] = {}
+        self._prepared: dict[StepShape, _Prepared] = {}
 
     def layout(self, shape: StepShape) -> StepLayout:
-        layout = self._layouts.get(shape)
-        if layout is None:
-            layout = self._layouts[shape] = StepLayout(shape)
-        return layout
+        return self._of(shape).layout
+
+    def _of(self, shape: StepShape) -> _Prepared:
+        prepared = self._prepared.get(shape)
+        if prepared is None:
+            if len(self._prepared) == MOST_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+            prepared = self._prepared[shape] = _Prepared(shape, self._ring, self._buffer)
+        return prepared
 
     def view(self, shape: StepShape, tokens: Tensor, block_tables: Tensor, *, pdl: bool) -> StepView:
         """The device views of a step of this shape."""
@@ -86,7 +123,6 @@ class StepInputs:
             return b[begin : begin + count]
 
         return StepView(
-            ring=part(0, 1),
             tokens=tokens,
             block_tables=block_tables,
             slots=part(layout.slots, shape.tokens),
@@ -101,42 +137,41 @@ class StepInputs:
             pdl=pdl,
         )
 
-    def pad(self, shape: StepShape, ring_slot: int) -> None:
+    def pad(self, shape: StepShape, index: int) -> None:
         """Inputs of a step in which every row is padding: what a graph is warmed up and captured with."""
-        words = self._fresh(self.layout(shape), ring_slot)
-        self._send(ring_slot, words)
+        prepared = self._of(shape)
+        place = prepared.places[index]
+        place.words[:] = prepared.layout.template
+        place.send()
 
-    def pack(self, plan: StepPlan, shape: StepShape, patches: list[tuple[int, int, int]], ring_slot: int) -> None:
-        """Write a plan's inputs to the ring slot and start the copy to the device. ``patches`` must fit the shape."""
-        layout, work = self.layout(shape), plan.work
-        words = self._fresh(layout, ring_slot)
-        decodes = 0
-        while decodes < len(work) and work[decodes].count == 1 and work[decodes].sample:
-            decodes += 1
-        words[layout.slots : layout.slots + decodes] = [row.slot for row in work[:decodes]]
-        words[layout.positions : layout.positions + decodes] = [row.start for row in work[:decodes]]
+    def pack(self, plan: StepPlan, shape: StepShape, patches: list[tuple[int, int, int]], index: int) -> None:
+        """Write a plan's inputs to a place of the ring and start the copy to the device. ``patches`` must fit."""
+        prepared = self._of(shape)
+        layout, place, work = prepared.layout, prepared.places[index], plan.work
+        words = place.words
+        words[:] = layout.template
         if patches:
             words[layout.patches : layout.patches + PATCH_WORDS * len(patches)] = np.array(patches).ravel()
-        rows = self._pack_chunks(words, layout, work[decodes:]) if decodes < len(work) else []
-        sampled = list(range(decodes)) + [row for row, item in zip(rows, work[decodes:], strict=True) if item.sample]
-        sampling = [row for row in work if row.sample]
-        self._pack_samples(words, layout, sampled, sampling)
-        self._send(ring_slot, words)
+        decodes = len(work)
+        if not shape.decode_only:
+            decodes = sum(row.count == 1 and row.sample for row in work)
+        slots, starts = [row.slot for row in work[:decodes]], [row.start for row in work[:decodes]]
+        words[:decodes] = slots
+        words[layout.positions : layout.positions + decodes] = starts
+        words[layout.sample_slots : layout.sample_slots + decodes] = slots
+        words[layout.sample_positions : layout.sample_positions + decodes] = starts
+        words[layout.sample_positions : layout.sample_positions + decodes] += 1
+        if not shape.decode_only:
+            words[layout.sample_rows : layout.sample_rows + decodes] = np.arange(decodes)
+            self._pack_chunks(words, layout, work[decodes:], decodes)
+        place.send()
 
-    def _fresh(self, layout: StepLayout, ring_slot: int) -> NDArray[np.int32]:
-        words = self._ring[ring_slot][: layout.words]
-        words[:] = 0
-        words[0] = ring_slot
-        words[layout.positions : layout.patches] = -1
-        words[layout.patches : layout.tiles] = -1
-        words[layout.sample_slots : layout.words] = -1
-        return words
-
-    def _pack_chunks(self, words: NDArray[np.int32], layout: StepLayout, chunks: list[RowWork]) -> list[int]:
-        """Fill token rows and tiles of the chunks; the last token row of each."""
+    def _pack_chunks(self, words: NDArray[np.int32], layout: StepLayout, chunks: list[RowWork], sampled: int) -> None:
+        """Fill token rows, tiles and samples of the chunks, which come behind ``sampled`` samples of decode rows."""
         counts = np.array([row.count for row in chunks], dtype=np.int32)
         starts = np.array([row.start for row in chunks], dtype=np.int32)
         slots = np.array([row.slot for row in chunks], dtype=np.int32)
+        samples = np.array([row.sample for row in chunks], dtype=np.bool_)
         ends = np.cumsum(counts)
         first = ends - counts
         total = int(ends[-1])
@@ -147,15 +182,7 @@ class StepInputs:
         )
         tiles = make_tiles(starts, counts, slots, first + at, self._table.tile_rows)
         words[layout.tiles : layout.tiles + tiles.size] = tiles.ravel()
-        last: list[int] = (ends - 1 + at).tolist()
-        return last
-
-    @staticmethod
-    def _pack_samples(words: NDArray[np.int32], layout: StepLayout, rows: list[int], sampling: list[RowWork]) -> None:
-        count = len(rows)
-        words[layout.sample_rows : layout.sample_rows + count] = rows
-        words[layout.sample_slots : layout.sample_slots + count] = [row.slot for row in sampling]
-        words[layout.sample_positions : layout.sample_positions + count] = [row.start + row.count for row in sampling]
-
-    def _send(self, ring_slot: int, words: NDArray[np.int32]) -> None:
-        self._buffer[: len(words)].copy_(self._pinned[ring_slot][: len(words)], non_blocking=True)
+        end = sampled + int(samples.sum())
+        words[layout.sample_rows + sampled : layout.sample_rows + end] = (ends - 1 + at)[samples]
+        words[layout.sample_slots + sampled : layout.sample_slots + end] = slots[samples]
+        words[layout.sample_positions + sampled : layout.sample_positions + end] = (starts + counts)[samples]

@@ -24,16 +24,18 @@ class ResultRing:
     """
 
     def __init__(self, rows: int, places: int, runtime: Runtime) -> None:
-        self._rows = rows
         self._device = torch.zeros(rows * _LONG, dtype=torch.int32, device=runtime.device)
-        self._pinned = [runtime.pinned(rows * _LONG) for _ in range(places)]
-        self._host = [_views(words, rows) for words in self._pinned]
+        pinned = [runtime.pinned(rows * _LONG) for _ in range(places)]
+        self._host = [_views(words, rows) for words in pinned]
+        # (pinned, device) of each place, made once: a step makes no views.
+        self._short = [(words[: rows * _SHORT], self._device[: rows * _SHORT]) for words in pinned]
+        self._long = [(words, self._device) for words in pinned]
         self.outputs = _views(self._device, rows)
 
     def send(self, place: int, needs: Needs) -> None:
         """Start the copy, in stream order."""
-        words = self._rows * (_LONG if needs & Needs.LOGPROBS else _SHORT)
-        self._pinned[place][:words].copy_(self._device[:words], non_blocking=True)
+        pinned, device = (self._long if needs & Needs.LOGPROBS else self._short)[place]
+        pinned.copy_(device, non_blocking=True)
 
     def read(self, place: int, slots: Sequence[int], wanted: Sequence[int | None]) -> list[RowSample]:
         """The samples of the first rows, once the step's end has passed; ``wanted`` alternatives each."""

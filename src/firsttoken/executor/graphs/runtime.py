@@ -79,8 +79,7 @@ class CUDARuntime:
     def capture(self, segment: Callable[[], object]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            # torch's own context would also collect garbage and empty the allocator's cache, at 50 ms a graph.
-            self._stream.synchronize()
+            # torch's own context would also wait for the device, collect garbage and empty the allocator's cache.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 segment()
