@@ -94,7 +94,6 @@ class DecodeStep:
         slots = ints(torch.arange(rows))
         none = ints(torch.zeros(0))
         return StepView(
-            ring=ints(torch.zeros(1)),
             tokens=self._tokens,
             block_tables=self._tables,
             slots=slots,

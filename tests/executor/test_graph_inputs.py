@@ -60,7 +60,6 @@ def _pack(plan: StepPlan, patches=(), tile_rows: int = 4):
 def test_decode_rows_come_with_slots_positions_and_padding():
     plan = StepPlan(step_id=0, work=[RowWork(5, 17, 1, True), RowWork(2, 0, 1, True), RowWork(7, 63, 1, True)])
     view = _pack(plan, [(5, 1, 40)])
-    assert view.ring.tolist() == [1]
     assert view.slots.tolist() == [5, 2, 7, 0]
     assert view.positions.tolist() == [17, 0, 63, -1]
     assert view.patches.tolist()[:2] == [[5, 1, 40], [-1, -1, -1]]

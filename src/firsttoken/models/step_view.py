@@ -13,14 +13,12 @@ class StepView:
     """Views of device memory, int32, at the same place for every step of a shape. Padding rows have position -1,
     padding tiles count 0, padding samples slot -1 (and row 0).
 
-    ``tokens [slots, L]`` and ``block_tables [slots, W]`` are the device rows; ``ring [1]`` numbers the step's place in
-    the ring of results. The first ``decode_rows`` token rows compute one token each; ``tiles [NT, 4]`` (slot, first
-    token row, first position, count) cover the others. ``patches [P, 3]`` (slot, index, block) are blocks that the
-    step appends to tables. ``identity``: the samples are the token rows, in order. ``pdl``: kernels may begin before
-    those ahead of them have ended.
+    ``tokens [slots, L]`` and ``block_tables [slots, W]`` are the device rows. The first ``decode_rows`` token rows
+    compute one token each; ``tiles [NT, 4]`` (slot, first token row, first position, count) cover the others.
+    ``patches [P, 3]`` (slot, index, block) are blocks that the step appends to tables. ``identity``: the samples are
+    the token rows, in order. ``pdl``: kernels may begin before those ahead of them have ended.
     """
 
-    ring: Tensor
     tokens: Tensor
     block_tables: Tensor
     slots: Tensor

@@ -251,7 +251,7 @@ class GraphExecutor:
     def _run(self, shape: StepShape, needs: Needs) -> None:
         """Launch the step's graph, or what it would hold one by one."""
         for able in (GREEDY, RANDOM):
-            if needs | able == able and (graph := self._captures.get((shape, able))):
+            if not needs.value & ~able.value and (graph := self._captures.get((shape, able))):
                 graph.replay()
                 return
         if needs & RANDOM:

@@ -43,7 +43,7 @@ class DeviceSampler:
         self._rich: RichScratch | None = None
         self._edit_ids = torch.zeros((slots, _FIRST_CAPACITY), dtype=torch.int32, device=device)
         self._edit_values = torch.zeros((slots, _FIRST_CAPACITY), dtype=torch.float32, device=device)
-        self._needs = [Needs.NOTHING] * slots
+        self._needs = [0] * slots
         self._num_logprobs: list[int | None] = [None] * slots
 
     def start(
@@ -70,22 +70,22 @@ class DeviceSampler:
             self._set_list(slot, params.logit_bias or {}, stops)
         if needs & (Needs.EDITS | Needs.LOGPROBS):
             self.make_room()
-        self._needs[slot] = needs
+        self._needs[slot] = needs.value
         self._num_logprobs[slot] = params.logprobs
         row = state_row(params, seed, num_prompt, len(stops), self.vocab_size)
         self._send(torch.from_numpy(row), self._state[slot])
 
     def retire(self, slot: int) -> None:
         """Give the slot back; a slot that is free already is left as it is."""
-        self._needs[slot] = Needs.NOTHING
+        self._needs[slot] = 0
         self._num_logprobs[slot] = None
 
     def needs(self, slots: Sequence[int]) -> Needs:
         """What a step in which these slots choose tokens needs."""
-        needs = Needs.NOTHING
+        needs = 0  # of an int: a flag's own operators take a microsecond each
         for slot in slots:
             needs |= self._needs[slot]
-        return needs
+        return Needs(needs)
 
     def num_logprobs(self, slots: Sequence[int]) -> list[int | None]:
         """How many alternatives each slot's request wants; None without log-probabilities."""
