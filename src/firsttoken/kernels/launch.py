@@ -22,7 +22,25 @@ def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *args: Any, pdl: b
     """
     if interpreted():
         kernel[grid](first, *args, PDL=False, **options)
-    elif first.is_meta:
+        return
+    if kernel.hash is None:
+        settle_hash(kernel)
+    if first.is_meta:
         kernel.warmup(first, *args, grid=grid, PDL=pdl, launch_pdl=pdl, **options)
     else:
         kernel[grid](first, *args, PDL=pdl, launch_pdl=pdl, **options)
+
+
+def settle_hash(function: Any) -> None:
+    """Let Triton hash ``function``, a kernel or what one calls, after everything that it calls.
+
+    Triton 3.6 puts the constants that a called function uses into its caller's hash only if it has hashed the called
+    function before. So what a kernel is kept under would depend on which kernels the process met earlier, and a cache
+    filled by one process would not serve another.
+    """
+    for name in function.fn.__code__.co_names:
+        called = function.__globals__.get(name)
+        # Asked of the class, for the attribute itself is made on being read.
+        if called is not function and hasattr(type(called), "cache_key") and called.hash is None:
+            settle_hash(called)
+    assert function.cache_key
