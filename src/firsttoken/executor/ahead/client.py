@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import IO
 
 import msgspec
@@ -30,12 +31,11 @@ def spare_processes() -> int:
 
 
 class AheadCompiler:
-    """The process that compiles. It imports what it needs from its start on; `order` sets it to work."""
+    """The process that compiles (``command``). It imports what it needs from its start on; `order` sets it to work."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "firsttoken.executor.ahead.process"]
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "firsttoken.executor.ahead.process")) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - no shell, words of our own
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | _ENVIRONMENT
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | _ENVIRONMENT
         )
         self._rest = b""
         self.progress = Progress(ready=0, done=0, total=0, failed=[], finished=False)
