@@ -18,7 +18,7 @@ from firsttoken.executor.ahead.client import AheadCompiler
 from firsttoken.executor.ahead.gpus import KNOWN, known_gpu
 from firsttoken.executor.ahead.marks import is_done, mark_done
 from firsttoken.executor.ahead.messages import Order, Progress, Report
-from firsttoken.executor.ahead.plan import GREEDY, RANDOM, all_keys, class_of, first_keys, prepared_as
+from firsttoken.executor.ahead.plan import GREEDY, RANDOM, all_keys, class_of, first_keys, prepared_as, urgent_keys
 from firsttoken.executor.ahead.process import Foreman
 from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
@@ -54,8 +54,9 @@ def make_order(**changes: object) -> Order:
 @pytest.mark.parametrize(("slots", "tokens"), [(1, 16), (4, 64), (64, 8192)])
 def test_the_plan_begins_with_the_first_answer_and_holds_every_decode_and_prompt_shape(slots, tokens):
     table = ShapeTable(slots, tokens, 64)
-    keys, first = all_keys(table), first_keys(table)
-    assert keys[: len(first)] == first
+    keys, urgent, first = all_keys(table), urgent_keys(table), first_keys(table)
+    assert keys[: len(urgent)] == urgent
+    assert urgent[: len(first)] == first
     assert len(set(keys)) == len(keys)
     known = set(keys)
     for needs in (GREEDY, RANDOM, None):

@@ -11,6 +11,8 @@ Key = tuple[StepShape, Needs | None]
 GREEDY, RANDOM, RICH = (KIND_NEEDS[kind] for kind in ("greedy", "random", "rich"))
 # Prompt tokens beside decode rows that are prepared for; beyond, kernels are the same.
 _MIXED_TOKENS = 512
+# Lengths from each range that has kernels of its own.
+_PROMPTS = (16, 32, 64, 128, 1024, 2048)
 # Prompts in one step that are prepared for by themselves; more of them launch no other kernels.
 _CHUNKS = (1, 2, 8)
 
@@ -29,20 +31,31 @@ def prepared_as(key: Key) -> Key:
 
 
 def first_keys(table: ShapeTable) -> list[Key]:
-    """What an engine's own first steps and a first caller's launch: prompts short and long, and a decode row."""
-    prompts = [
-        table.shape(0, [min(tokens, table.chunks[-1].high)], samples) for tokens, samples in ((40, 1), (1, 0), (1, 1))
-    ]
-    return [(shape, RANDOM) for shape in dict.fromkeys([prompts[0], table.shape(1, [], 0), *prompts[1:]])]
+    """What an engine's own first steps launch: a prompt, a decode row, and a chunk that samples nothing."""
+    return _once([_prompt(table, 40, 1), table.shape(1, [], 0), _prompt(table, 1, 0)])
+
+
+def urgent_keys(table: ShapeTable) -> list[Key]:
+    """What a first caller's may launch too: prompts of any length. Begins with `first_keys`."""
+    prompts = _once([_prompt(table, tokens, 1) for tokens in _PROMPTS])
+    return list(dict.fromkeys([*first_keys(table), *prompts]))
 
 
 def all_keys(table: ShapeTable) -> list[Key]:
-    """Every key that is prepared (as `prepared_as` has it), each once, the most urgent first: `first_keys`."""
-    keys = dict.fromkeys(first_keys(table))
+    """Every key that is prepared (as `prepared_as` has it), each once, the most urgent first: `urgent_keys`."""
+    keys = dict.fromkeys(urgent_keys(table))
     for needs in (RANDOM, None):
         keys |= dict.fromkeys((shape, needs) for shape in table.decode_shapes())
     keys |= dict.fromkeys((shape, RANDOM) for shape in (*_prompts(table), *_mixed(table)))
     return list(keys)
+
+
+def _once(shapes: list[StepShape]) -> list[Key]:
+    return [(shape, RANDOM) for shape in dict.fromkeys(shapes)]
+
+
+def _prompt(table: ShapeTable, tokens: int, samples: int) -> StepShape:
+    return table.shape(0, [min(tokens, table.chunks[-1].high)], samples)
 
 
 def _prompts(table: ShapeTable) -> list[StepShape]:

@@ -146,7 +146,7 @@ def main() -> int:
 
     from firsttoken.executor.ahead.marks import mark_done
     from firsttoken.executor.ahead.outline import outline
-    from firsttoken.executor.ahead.plan import all_keys, first_keys
+    from firsttoken.executor.ahead.plan import all_keys, urgent_keys
     from firsttoken.executor.ahead.target import compile_for
 
     triton_key()
@@ -156,7 +156,7 @@ def main() -> int:
     compile_for(order.gpu.capability)
     executor = outline(order)
     keys = all_keys(executor.table)
-    urgent = len(first_keys(executor.table)) if order.quietly else len(keys)
+    urgent = len(urgent_keys(executor.table)) if order.quietly else len(keys)
     workers = Workers(executor, keys, order.processes, urgent)
     foreman = Foreman(_say)
     try:
