@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @gluon.jit
 def _larger(value_a, index_a, value_b, index_b):
-    """As `triton.larger`: NaN above all, the lower index at ties."""
+    """Of two candidates the one with the larger value: NaN above all, the lower index at ties."""
     nan_a, nan_b = value_a != value_a, value_b != value_b
     lower = index_a < index_b
     first = (value_a > value_b) | ((value_a == value_b) & lower) | (nan_a & (lower | (nan_b == 0)))

@@ -21,12 +21,23 @@ _RESIDUAL = tl.constexpr(4096)
 
 
 @triton.jit
-def larger(value_a, index_a, value_b, index_b):
-    """Of two candidates the one with the larger value: NaN above all, the lower index at ties."""
-    nan_a, nan_b = value_a != value_a, value_b != value_b
-    lower = index_a < index_b
-    first = (value_a > value_b) | ((value_a == value_b) & lower) | (nan_a & (lower | (nan_b == 0)))
-    return tl.where(first, value_a, value_b), tl.where(first, index_a, index_b)
+def _ordered(bits):
+    """float32 as bits <-> integers in the same order; its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _best(acc, columns):
+    """The largest of ``acc [columns, rows]`` and its column for each row: NaN above all, the lowest column at ties.
+
+    Value and column go through the reduction as one integer, the value's bits above those of the column's complement.
+    """
+    # Both zeros are equal, and all NaN too: one of a positive sign lies above infinity.
+    bits = tl.where(acc == 0.0, 0, tl.where(acc != acc, 0x7FC00000, acc.to(tl.int32, bitcast=True)))
+    high = _ordered(bits).to(tl.int64)
+    top = tl.max((high << 32) | (0x7FFFFFFF - columns).to(tl.int64), 0)
+    value = _ordered((top >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+    return value, 0x7FFFFFFF - top.to(tl.int32)
 
 
 @triton.jit
@@ -117,8 +128,7 @@ def _finish(
         tl.store(out + rows[None, :] * (N // 2) + half[:, None], value.to(out.dtype.element_ty), mask=mask)
     elif KIND == "head":
         tl.store(out + at, acc, mask=mask)
-        index = tl.broadcast_to(columns[:, None], [BN, BM])
-        value, index = tl.reduce((tl.where(index < N, acc, -float("inf")), index), 0, larger)
+        value, index = _best(tl.where(columns[:, None] < N, acc, -float("inf")), columns[:, None])
         tl.store(best_value + rows * tiles + tile, value, mask=live)
         tl.store(best_index + rows * tiles + tile, index, mask=live)
     else:
