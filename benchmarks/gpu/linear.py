@@ -1,6 +1,6 @@
-"""The products of 1 to 16 rows and the kernels beside them: right at odd shapes, and how near the memory's roof.
+"""The products of 1 to 64 rows and the kernels beside them: right at odd shapes, and how near the memory's roof.
 
-    python -m benchmarks.gpu.linear --output linear.json [--quick] [--models 8b 1b] [--rows 1 8 16] [--candidates 8]
+    python -m benchmarks.gpu.linear --output linear.json [--quick] [--models 8b 1b] [--rows 32 64] [--candidates 8]
 
 Times are medians of CUDA graph replays with dependent launches; weights rotate over more than the L2 cache holds.
 Alone in a chain of its like a kernel may rank differently than inside a decode step: tune there, look here.
@@ -101,7 +101,7 @@ def jobs_of(options: argparse.Namespace) -> list[tuple[str, str, Job]]:
 
 
 def chain_rows(quick: bool) -> tuple[int, ...]:
-    return (1, 8) if quick else (1, 2, 8, 16)
+    return (1, 8, 64) if quick else (1, 2, 8, 16, 32, 64)
 
 
 def compile_all(options: argparse.Namespace, timed: list[Job]) -> None:
@@ -125,17 +125,32 @@ def rotated_weights(n: int, k: int) -> list[Tensor]:
     return [torch.empty(n, k, device="cuda", dtype=torch.bfloat16).normal_(0, k**-0.5) for _ in range(copies)]
 
 
-def cublas_us(weights: list[Tensor], rows: int, launches: int) -> float:
-    """The same product without norm or epilogue by torch.mm."""
+def cublas_us(kind: OpKind, weights: list[Tensor], rows: int, launches: int) -> dict[str, float]:
+    """The product by torch.mm: alone, and with the kernels that then stand in place of the epilogue."""
     n, k = weights[0].shape
-    x, out = (torch.randn(rows, size, device="cuda").bfloat16() for size in (k, n))
-    return graph_us(lambda i: torch.mm(x, weights[i % len(weights)].T, out=out), launches)
+    x, out, h = (torch.randn(rows, size, device="cuda").bfloat16() for size in (k, n, n))
+    half, gain = torch.empty(rows, n // 2, device="cuda", dtype=torch.bfloat16), torch.ones(n, device="cuda")
+
+    def product(i: int) -> None:
+        torch.mm(x, weights[i % len(weights)].T, out=out)
+
+    def whole(i: int) -> None:
+        if kind == "head":
+            torch.mm(x, weights[i % len(weights)].T, out_dtype=torch.float32).argmax(-1)
+            return
+        product(i)
+        if kind == "gated":
+            silu_mul(out, half)
+        elif kind == "residual":
+            add_rms_norm(h, out, gain, 1e-5, out)
+
+    return {"cublas_us": graph_us(product, launches), "cublas_whole_us": graph_us(whole, launches)}
 
 
 def time_products(planned: list[tuple[str, str, Job]], deadline: float) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     present: tuple[Shape, list[Tensor]] | None = None
-    cublas: dict[tuple[Shape, int], float] = {}
+    cublas: dict[tuple[Shape, int], dict[str, float]] = {}
     for model, name, job in planned:
         shape, rows, config = job
         if time.monotonic() > deadline:
@@ -149,9 +164,10 @@ def time_products(planned: list[tuple[str, str, Job]], deadline: float) -> list[
         launches = len(weights) * max(1, -(-16 // len(weights)))
         launches = min(launches, 64) if len(weights) > 1 else 3
         if (shape, rows) not in cublas:
-            cublas[shape, rows] = cublas_us(weights, rows, launches)
+            cublas[shape, rows] = cublas_us(shape[0], weights, rows, launches)
         results.append(
-            {"model": model, "op": name, "n": shape[1], "k": shape[2], "rows": rows, "cublas_us": cublas[shape, rows]}
+            {"model": model, "op": name, "n": shape[1], "k": shape[2], "rows": rows}
+            | cublas[shape, rows]
             | {"config": msgspec.to_builtins(config)}
             | time_one(job, weights, launches)
         )
@@ -170,7 +186,7 @@ def time_one(job: Job, weights: list[Tensor], launches: int) -> dict[str, Any]:
 
 
 def print_products(results: list[dict[str, Any]]) -> None:
-    print(f"{'':17}{'rows':>5}{'roof':>8}{'cuBLAS':>8}{'stored':>8}{'best':>8}{'TB/s':>6}  best config")
+    print(f"{'':17}{'rows':>5}{'roof':>8}{'cuBLAS':>8}{'+ rest':>8}{'stored':>8}{'best':>8}{'TB/s':>6}  best config")
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for result in results:
         groups.setdefault((result["model"], result["op"], result["rows"]), []).append(result)
@@ -181,7 +197,8 @@ def print_products(results: list[dict[str, Any]]) -> None:
             continue
         best, stored = timed[0], group[0].get("us", float("nan"))
         config = " ".join(f"{key}={value}" for key, value in best["config"].items())
-        figures = f"{best['roof_us']:8.1f}{best['cublas_us']:8.1f}{stored:8.1f}{best['us']:8.1f}{best['tb_s']:6.2f}"
+        figures = "".join(f"{best[name]:8.1f}" for name in ("roof_us", "cublas_us", "cublas_whole_us"))
+        figures += f"{stored:8.1f}{best['us']:8.1f}{best['tb_s']:6.2f}"
         print(f"{model:5}{op:12}{rows:5}{figures}  {config}")
 
 
@@ -240,7 +257,7 @@ def main() -> int:
     parser.add_argument("--candidates", type=int, default=None, help="configs timed for each product")
     parser.add_argument("--seconds", type=float, default=55.0, help="start no further timing after this long")
     options = parser.parse_args()
-    options.rows = options.rows or ([1, 8] if options.quick else [1, 2, 4, 8, 16])
+    options.rows = options.rows or ([1, 8] if options.quick else [1, 8, 16, 32, 64])
     options.candidates = options.candidates or (3 if options.quick else 8)
     if not torch.cuda.is_available():
         print("this benchmark needs a CUDA GPU", file=sys.stderr)

@@ -122,7 +122,7 @@ def _excess(got: Tensor, want: Tensor, relative: float) -> float:
 def odd_products(quick: bool) -> Iterator[tuple[OpKind, int, int, int, LinearConfig]]:
     """Shapes with tiles and blocks that are not full, and the shapes of a small real model."""
     shapes = [(90, 168), (960, 576)] if quick else [(90, 168), (256, 1000), (960, 576), (576, 1536), (3072, 2048)]
-    for kind, (n, k), rows in product(OP_KINDS, shapes, (1, 2, 3, 8, 9, 16)):
+    for kind, (n, k), rows in product(OP_KINDS, shapes, (1, 2, 3, 8, 9, 16, 17, 32, 33, 64)):
         yield kind, rows, n, k, default_config(kind, n, k, rows)
     for kind, (n, k) in product(OP_KINDS, [(48, 256), (960, 768), (4096, 14336), (5120, 2048)]):
         yield kind, 1, n, k, LinearConfig("ring", 16, 256, 8, 6, programs=132)
@@ -131,6 +131,9 @@ def odd_products(quick: bool) -> Iterator[tuple[OpKind, int, int, int, LinearCon
         yield kind, 1, n, k, LinearConfig("fma", 16, 128, 4, 4)
         yield kind, 5, n, k, LinearConfig("dot", 32, 32, 4, 3, block_m=8, split_k=3, prefetch=True)
         yield kind, 13, n, k, LinearConfig("dot", 64, 64, 4, 3, block_m=16, split_k=2, prefetch=True)
+        yield kind, 31, n, k, LinearConfig("dot", 128, 64, 8, 4, block_m=32, split_k=2, prefetch=True)
+        yield kind, 47, n, k, LinearConfig("dot", 256, 64, 8, 4, block_m=64, prefetch=True)
+        yield kind, 64, n, k, LinearConfig("dot", 128, 32, 4, 3, block_m=64, split_k=3)
 
 
 def check_rows() -> dict[str, float]:

@@ -41,6 +41,8 @@ _DOT_MANY = (
 )  # fmt: skip
 _MOST_MANY = 24
 _MIN_PROGRAMS, _MAX_PROGRAMS = 64, 1 << 16
+# Two programs a multiprocessor: with so many tiles of many rows, splitting K only moves more sums.
+_ENOUGH_TILES = 264
 
 
 def candidates(kind: OpKind, n: int, k: int, rows: int) -> list[LinearConfig]:
@@ -90,6 +92,8 @@ def _worth_it(config: LinearConfig, kind: OpKind, n: int, k: int) -> bool:
         return False
     programs = config.tiles(n) * config.split_k
     if config.kernel == "ring" and 2 * programs < config.programs:
+        return False
+    if config.block_m > 16 and config.split_k > 1 and config.tiles(n) >= _ENOUGH_TILES:
         return False
     few = programs < min(_MIN_PROGRAMS, -(-n // (16 if config.block_m <= 16 else 32)))
     return not few and programs <= _MAX_PROGRAMS and config.block_k < 2 * max(k, 64)
