@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -235,14 +236,40 @@ def test_idle_moments_capture_the_smallest_shapes_first_and_end(monkeypatch):
     loaded = []
     monkeypatch.setattr(executor, "_run_padded", loaded.append)
     monkeypatch.setattr(executor._runtime, "capture", lambda segment: lambda: None)
+    assert not executor.idle(), "who has just got an answer may come again at once"
+    executor._busy_ns = 0
     calls = 1
     while executor.idle():
         calls += 1
     assert calls == 2 * len(loaded), "a call does half of what a graph needs"
     assert all(key in executor._captures for key in loaded)
-    assert [(shape.tokens, needs) for shape, needs in loaded] == [
-        (tokens, needs) for needs in (GREEDY, RANDOM, None) for tokens in (1, 2, 4, 6)
-    ]
+    decodes, prompts = (1, 2, 4, 6), (16, 32, 48, 64)
+    expected = [(GREEDY, decodes), (None, prompts), (RANDOM, decodes), (None, decodes)]
+    assert [(shape.tokens, needs) for shape, needs in loaded] == [(t, needs) for needs, all in expected for t in all]
+
+
+def test_under_load_a_shape_is_captured_when_it_comes_again(monkeypatch):
+    driver = Driver(make_executor(make_weights("LlamaForCausalLM")))
+    executor = driver.executor
+    captured = []
+    monkeypatch.setattr(executor._runtime, "capture", lambda segment: captured.append(1) or segment)
+    row, start = driver.start(0, prompt(5, 1))
+    row.tokens += driver.step([RowWork(0, 0, 5, True)], [start])
+    driver.decode([row])
+    assert not captured
+    driver.decode([row])
+    assert len(captured) == 1
+    assert (executor.table.shape(1, [], 0), GREEDY) in executor._captures
+    driver.decode([row])
+    assert len(captured) == 1
+
+
+def test_a_closed_executor_holds_no_memory():
+    executor = make_executor(make_weights("LlamaForCausalLM"))
+    model = weakref.ref(executor._model)
+    executor.close()
+    executor.close()
+    assert model() is None
 
 
 def test_a_slot_serves_one_request_after_the_other():

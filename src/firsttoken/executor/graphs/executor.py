@@ -20,7 +20,7 @@ from firsttoken.core.plan import StepPlan, StepResult
 from firsttoken.executor.ahead.plan import GREEDY, RANDOM, RICH, Key, class_of
 from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
-from firsttoken.executor.graphs.captures import Captures, Graph
+from firsttoken.executor.graphs.captures import LARGEST_LEARNED, Captures, Graph
 from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
 from firsttoken.executor.graphs.profiles import SMALL_ROWS, ShapeTable, StepShape
 from firsttoken.executor.graphs.results import ResultRing
@@ -36,6 +36,8 @@ from firsttoken.sampling.device.sampler import DeviceSampler
 RING = 8
 # Kernels of a step that were not compiled ahead take seconds: without word of them only a long pause is used.
 LONG_PAUSE_NS = 2 * 10**9
+# Who has just got an answer may come again at once, and would wait for a capture.
+SHORT_PAUSE_NS = 2 * 10**8
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +103,8 @@ class GraphExecutor:
         ]
         self._flying: list[StepInFlight | None] = [None] * RING
         self._next = 0
-        self._captures = Captures(
-            [(shape, needs) for needs in (GREEDY, RANDOM, None) for shape in self.table.decode_shapes()]
-        )
+        self._captures = Captures(self._first_captures())
+        self._closed = False
         self._rehearsed: Key | None = None
         self._launched: set[Key] = set()
         self._slowest_ns = 0
@@ -137,13 +138,23 @@ class GraphExecutor:
         return flying
 
     def close(self) -> None:
-        """Wait for what was submitted."""
+        """Wait for what was submitted, and give the device's memory back: another engine may follow in the process."""
+        if self._closed:
+            return
+        self._closed = True
         self._kernels.close()
         self._runtime.synchronize()
+        # Flying steps hold the executor itself, and graphs the memory that they were captured with.
+        self._flying.clear()
+        self._captures = Captures([])
+        del self._model, self._sampler, self._rows, self._inputs, self._results
+        self._runtime.release()
 
     def idle(self) -> bool:
         """Do half of what one more graph needs: first its kernels are loaded, then it is captured. True when there is
         more that could be done at once."""
+        if now_ns() - self._busy_ns < SHORT_PAUSE_NS:
+            return False
         key = self._next_capture()
         if key is None:
             return False
@@ -198,6 +209,14 @@ class GraphExecutor:
     def _working(self) -> Iterator[None]:
         with torch.inference_mode(), self._runtime.stream():
             yield
+
+    def _first_captures(self) -> list[Key]:
+        """What is captured without having been missed. A graph of a prompt's model serves whatever its sampling needs."""
+        decodes = self.table.decode_shapes()
+        prompts = self.table.prompt_shapes(LARGEST_LEARNED)
+        keys: list[Key] = [(shape, GREEDY) for shape in decodes]
+        keys += [(shape, None) for shape in prompts]
+        return keys + [(shape, needs) for needs in (RANDOM, None) for shape in decodes]
 
     def _next_capture(self) -> Key | None:
         if self._kernels.unsure:

@@ -57,6 +57,14 @@ def token_profiles(max_tokens: int) -> list[Profile]:
     return _up_to(highs, max_tokens)
 
 
+def mixed_profiles(max_tokens: int) -> list[Profile]:
+    """Profiles of the tokens of chunks beside decode rows. Coarser: the two sizes come in any combination, and each
+    combination needs a graph of its own before its steps cost the host one launch instead of hundreds."""
+    highs = [32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048]
+    highs += range(3072, max_tokens + 1024, 1024)
+    return _up_to(highs, max_tokens)
+
+
 def _up_to(highs: Sequence[int], most: int) -> list[Profile]:
     profiles, low = [], 1
     for high in highs:
@@ -75,29 +83,37 @@ class ShapeTable:
         self.decode = decode_profiles(max_num_seqs)
         self.chunks = token_profiles(max_step_tokens)
         self.tile_rows = tile_rows
+        self.max_num_seqs = max_num_seqs
         self._decode_of = _lookup(self.decode)
         self._tokens_of = _lookup(self.chunks)
-        self._rows_of = _lookup(_up_to([1 << i for i in range(20)], max_num_seqs))
-        self.max_num_seqs = max_num_seqs
+        self._mixed_of = _lookup(mixed_profiles(max_step_tokens))
+        large = [64 << i for i in range(14)]
+        # Beside chunks: decode rows; chunks, each of which may leave a tile partly empty; rows that sample. A padded
+        # one of each costs little beside hundreds of tokens.
+        self._rows_of = _lookup(_up_to([4, 16, 32, *large], max_num_seqs))
+        self._counts_of = _lookup(_up_to([4, 16, *large], max_num_seqs))
+        self._samples_of = _lookup(_up_to([16, *large], max_num_seqs))
 
     def shape(self, decode_rows: int, chunks: Sequence[int], sampling_chunks: int) -> StepShape:
         """For ``decode_rows`` rows of one token and chunks of the given lengths, the last ``sampling_chunks`` counted
         as rows that sample."""
-        rows = self._decode_of[decode_rows] if decode_rows else 0
         if not chunks:
+            rows = self._decode_of[decode_rows]
             return StepShape(rows, rows, 0, rows)
-        tokens = self._tokens_of[sum(chunks)]
-        # As many tiles as the tokens can need with this many chunks, each of which may leave one tile partly empty.
-        tiles = -(-tokens // self.tile_rows) + self._rows_of[len(chunks)]
-        sampled = decode_rows + sampling_chunks
-        samples = self._rows_of[min(sampled, self.max_num_seqs)] if sampled else 0
-        return StepShape(rows + tokens, rows, tiles, samples)
+        rows = self._rows_of[decode_rows]
+        tokens = (self._mixed_of if rows else self._tokens_of)[sum(chunks)]
+        tiles = -(-tokens // self.tile_rows) + self._counts_of[len(chunks)]
+        return StepShape(rows + tokens, rows, tiles, self._samples_of[decode_rows + sampling_chunks])
 
     def largest(self) -> StepShape:
         """No step's shape needs more words of input."""
         rows, tokens = self.decode[-1].high, self.chunks[-1].high
-        tiles = -(-tokens // self.tile_rows) + self._rows_of[-1]
-        return StepShape(rows + tokens, rows, tiles, self._rows_of[-1])
+        tiles = -(-tokens // self.tile_rows) + self._counts_of[-1]
+        return StepShape(rows + tokens, rows, tiles, max(rows, self._samples_of[-1]))
+
+    def prompt_shapes(self, most: int) -> list[StepShape]:
+        """Shapes of steps that compute one prompt of up to ``most`` tokens and nothing else, the smallest first."""
+        return [self.shape(0, [profile.high], 1) for profile in self.chunks if profile.high <= most]
 
     def decode_shapes(self) -> list[StepShape]:
         """All shapes of decode-only steps, the smallest first."""

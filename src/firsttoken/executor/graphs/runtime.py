@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -54,6 +55,10 @@ class Runtime(Protocol):
 
     def synchronize(self) -> None: ...
 
+    def release(self) -> None:
+        """Give memory that nothing holds any more back to the device."""
+        ...
+
 
 class CUDARuntime:
     """CUDA streams and graphs. All graphs share one memory pool: they never run at the same time."""
@@ -94,6 +99,10 @@ class CUDARuntime:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 class _Passed:
@@ -137,4 +146,7 @@ class HostRuntime:
         return 0
 
     def synchronize(self) -> None:
+        pass
+
+    def release(self) -> None:
         pass

@@ -105,11 +105,15 @@ class PrefillConfig:
 
 
 def prefill_config(head_dim: int) -> PrefillConfig:
-    """Tiles that fit an H200's registers and shared memory for this head size."""
+    """Tiles that fit an H200's registers and shared memory for this head size.
+
+    For heads of 128, measured in the captured prefill of an 8B: small tiles and so two programs an SM take 200 ms for
+    8,192 tokens where tiles of 128 x 128 take 216, and are within noise of them up to 2,048 tokens.
+    """
     if head_dim <= 64:
         return PrefillConfig(block_n=128, stages=3)
     if head_dim <= 128:
-        return PrefillConfig(block_n=128, stages=2)
+        return PrefillConfig(block_m=64, block_n=64, warps=4, stages=3)
     return PrefillConfig(block_n=32, stages=3)
 
 
