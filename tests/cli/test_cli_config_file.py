@@ -59,7 +59,15 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "seed": ("-5", "seed", -5),
 } | {
     name: ("7", name.replace("-", "_"), 7)
-    for name in ("max-model-len", "max-num-seqs", "prefill-tokens", "mixed-prefill-tokens", "in-flight", "threads")
+    for name in (
+        "max-model-len",
+        "max-num-seqs",
+        "prefill-tokens",
+        "mixed-prefill-tokens",
+        "in-flight",
+        "threads",
+        "engine-core",
+    )
 }
 
 

@@ -102,6 +102,7 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--prefill-tokens", "7"], {"prefill_tokens": 7}),
     (["--mixed-prefill-tokens", "7"], {"mixed_prefill_tokens": 7}),
     (["--in-flight", "2"], {"in_flight": 2}),
+    (["--engine-core", "0"], {"engine_core": 0}),
     (["--threads", "1"], {"threads": 1}),
     (["--offline"], {"offline": True}),
     (["--served-model-name", "x"], {"served_model_name": "x"}),

@@ -101,6 +101,7 @@ def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
         ({"max_model_len": 0}, "max_model_len must be 1 to 4096"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"in_flight": -1}, "in_flight must be at least 1"),
+        ({"engine_core": 10**6}, r"engine_core must be a processor that may be used \(.*\), got 1000000"),
         ({"threads": -2}, "threads must be at least 1"),
         ({"kv_memory": 10}, "holds no 16-token block"),
         ({"kv_memory": 9 * GIB}, "kv_memory of 9216 MiB is more than the 8192 MiB that are free"),

@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="that compile at the same time (default: one a core, 16 at most)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    add_engine_options(parser, without=("device", "dtype", "quantization", "served_model_name", "threads", "seed"))
+    add_engine_options(
+        parser, without=("device", "dtype", "quantization", "served_model_name", "threads", "engine_core", "seed")
+    )
     add_log_level(parser, "warning")
 
 

@@ -13,6 +13,7 @@ from firsttoken.core.kv_format import KVFormat
 from firsttoken.devices.cpu import one_of
 from firsttoken.devices.interface import Device, DevicePolicy
 from firsttoken.devices.registry import choose_device
+from firsttoken.engine.affinity import check_core
 from firsttoken.engine.config import EngineConfig
 from firsttoken.executor.config import ExecutorConfig
 
@@ -49,6 +50,8 @@ def resolve(
     device, why = choose_device(args.device, devices)
     if args.device == "auto":
         log.chose("device", device.kind, why)
+    if args.engine_core is not None:
+        check_core(args.engine_core)
     policy, facts = device.policy, device.facts()
     weights = device.choose_weights(args.quantization, args.dtype)
     for option in ("quantization", "dtype"):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import CheckpointError, ConfigError, FirstTokenError
 from firsttoken.devices.interface import Device
+from firsttoken.engine.affinity import keep_to
 from firsttoken.engine.build import build_engine
 from firsttoken.engine.start_account import StartAccount
 from firsttoken.transport.channel import ChannelClosed, EngineEnd
@@ -45,6 +46,8 @@ def run_engine(
             channel.send(Failed(str(error) if known else f"{type(error).__name__}: {error}", _kind(error)))
         channel.close()
         return False
+    if args.engine_core is not None:
+        keep_to(args.engine_core)
     if own_process:
         # What lives now lives to the end: the collector need not walk it again in the middle of a step.
         gc.collect()
