@@ -25,7 +25,7 @@ from firsttoken.models.step_view import StepView
 Override = tuple[OpKind, int, int, RowBucket]
 
 
-class _NoAttention:
+class NoAttention:
     """Attention that costs nothing."""
 
     def __init__(self, heads: torch.Tensor) -> None:
@@ -63,8 +63,8 @@ class DecodeStep:
                 DecodeConfig(splits=32), rows, config.num_heads, kv.kv_heads, kv.head_dim, device
             )
             self.model._workspace = Workspace.allocate(1 << 25, 1 << 16, device)
-        self._tokens = self._ints(torch.randint(0, config.vocab_size, (rows, context + 2)))
-        self._tables = self._ints(torch.arange(rows * blocks)).view(rows, blocks)
+        self._tokens = self.ints(torch.randint(0, config.vocab_size, (rows, context + 2)))
+        self._tables = self.ints(torch.arange(rows * blocks)).view(rows, blocks)
         self._context = context
 
     def choose(self, kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
@@ -86,11 +86,13 @@ class DecodeStep:
         """Numbers of partial sums that the residual products leave to the norms, as configured now."""
         return sorted({self.choose(*key, rows).tiles(key[1]) for key in self.products() if key[0] == "residual"})
 
-    def _ints(self, values: torch.Tensor) -> torch.Tensor:
+    def ints(self, values: torch.Tensor) -> torch.Tensor:
+        """On the device, as steps have their inputs."""
         return values.to(device=self.runtime.device, dtype=torch.int32)
 
     def view(self, rows: int, *, pdl: bool = True) -> StepView:
-        ints = self._ints
+
+        ints = self.ints
         slots = ints(torch.arange(rows))
         none = ints(torch.zeros(0))
         return StepView(
@@ -136,7 +138,7 @@ class DecodeStep:
         heads = torch.zeros((rows, model.config.num_heads * model.config.head_dim), dtype=torch.bfloat16, device="cuda")
         times = {"nothing": self.time(rows)}
         attention = model.attention
-        model.attention = cast(GPUAttention, _NoAttention(heads))
+        model.attention = cast(GPUAttention, NoAttention(heads))
         times["attention"] = self.replay_ms(lambda: model.forward(view))
         model.attention = attention
         hidden_only = replace(view, sample_rows=view.sample_rows[:0])

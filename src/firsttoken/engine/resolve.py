@@ -64,6 +64,9 @@ def resolve(
         head_dim=config.head_dim,
     )
     prefill_tokens = _positive("prefill_tokens", _given(args.prefill_tokens, policy.prefill_tokens))
+    mixed_prefill_tokens = _positive(
+        "mixed_prefill_tokens", _given(args.mixed_prefill_tokens, policy.mixed_prefill_tokens)
+    )
     free = facts.free_memory - policy.fixed_memory
     left = free - _weight_bytes(checkpoint, weights.dtype, free)
     max_num_seqs = _positive("max_num_seqs", args.max_num_seqs, _MAX_NUM_SEQS)
@@ -80,15 +83,13 @@ def resolve(
             kv_blocks=kv_blocks,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
-            max_step_tokens=max(prefill_tokens, max_num_seqs),
+            max_step_tokens=max(prefill_tokens, mixed_prefill_tokens, max_num_seqs),
             threads=threads,
             adaptive_threads=args.threads is None,
         ),
         prefix_caching=args.prefix_caching,
         prefill_tokens=prefill_tokens,
-        mixed_prefill_tokens=_positive(
-            "mixed_prefill_tokens", _given(args.mixed_prefill_tokens, policy.mixed_prefill_tokens)
-        ),
+        mixed_prefill_tokens=mixed_prefill_tokens,
         # A cap that was asked for is kept as it is.
         mixed_prefill_per_row=policy.mixed_prefill_per_row if args.mixed_prefill_tokens is None else 0,
         in_flight=_positive("in_flight", _given(args.in_flight, policy.in_flight), _MAX_IN_FLIGHT),

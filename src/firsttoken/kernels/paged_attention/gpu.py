@@ -63,8 +63,8 @@ class GPUAttention:
         self._tables: dict[int, tuple[RopeTable, Tensor]] = {}
         self._configs: dict[int, DecodeConfig] = {}
         f = pool.format
-        self._prefill = prefill_config(f.head_dim)
-        self.tile_rows = self._prefill.tile_tokens
+        self.prefill_config = prefill_config(f.head_dim)
+        self.tile_rows = self.prefill_config.tile_tokens
         self._workspace = self._make_workspace(max_rows)
 
     def attend(self, step: Rows, layer: AttentionParams, qkv: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class GPUAttention:
             out,
             num_heads=spec.num_heads,
             scale=spec.scale,
-            config=self._prefill,
+            config=self.prefill_config,
             slopes=spec.alibi_slopes,
             window=layer.window,
             softcap=spec.softcap,
