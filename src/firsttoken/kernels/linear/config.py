@@ -165,14 +165,16 @@ def _default_few(n: int, k: int, block_m: BlockM) -> LinearConfig:
 
 
 def _default_many(n: int, k: int, block_m: BlockM) -> LinearConfig:
-    """Tall tiles, for each reads all of x again, and copies in half of a multiprocessor's shared memory."""
-    block_n = 128 if n >= 128 * 24 else 64 if n >= 64 * 12 else 32
-    block_k = 64
-    # A part leaves 4 bytes a sum and reads 2 a weight: 8 weights a sum or more, so that the reads outweigh.
-    least = max(4, 8 * block_m // block_k)
-    split_k = _default_split(-(-n // block_n), -(-k // block_k), least_blocks=least)
-    stages = min(((112 << 10) // ((block_n + block_m) * block_k * 2)), 6)
-    return LinearConfig("dot", block_n, block_k, 4, stages, block_m=block_m, split_k=split_k)
+    """Long blocks of K; in parts only where tiles are few, for the sums that parts leave each other are many."""
+    block_k = 128 if k % 128 == 0 or k % 64 else 64
+    blocks = -(-k // block_k)
+    if n >= 128 * 100:
+        return LinearConfig("dot", 128, block_k, 8, 4, block_m=block_m)
+    block_n = 64 if n >= 64 * 12 else 32
+    tiles = -(-n // block_n)
+    # Measured: 64 programs with 32 blocks each are better than 128 with 16.
+    split_k = _default_split(tiles, blocks, least_blocks=32 if tiles >= 64 else 4)
+    return LinearConfig("dot", block_n, block_k, 4, 4, block_m=block_m, split_k=split_k)
 
 
 def _default_split(tiles: int, blocks: int, least_blocks: int) -> int:
