@@ -71,7 +71,7 @@ def misses(model: str) -> dict[str, Any]:
     from firsttoken.devices.cuda import CUDADevice
     from firsttoken.engine.resolve import resolve
     from firsttoken.executor.ahead.plan import all_keys
-    from firsttoken.executor.graphs.executor import GraphExecutor
+    from firsttoken.executor.graphs.executor import SHORT_PAUSE_NS, GraphExecutor
 
     seen: dict[bool, list[str]] = {True: [], False: []}
 
@@ -84,6 +84,7 @@ def misses(model: str) -> dict[str, Any]:
     executor = device.load(config.executor, checkpoint)
     assert isinstance(executor, GraphExecutor)
     halves: list[float] = []
+    time.sleep(SHORT_PAUSE_NS / 1e9)
     more = True
     while more:
         began = time.perf_counter()
@@ -91,14 +92,15 @@ def misses(model: str) -> dict[str, Any]:
         halves.append((time.perf_counter() - began) * 1e3)
     for key in all_keys(executor.table):
         executor.rehearse(key)
-    executor.close()
-    return {
+    found = {
         "compiled": seen[False],
         "found": len(seen[True]),
         "graphs": len(halves) // 2,
         "idle_ms": {"median": statistics.median(halves), "longest": max(halves)},
         "reserved_gib": round(torch.cuda.memory_reserved() / (1 << 30), 2),
     }
+    executor.close()
+    return found
 
 
 def main() -> None:

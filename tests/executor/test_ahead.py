@@ -18,7 +18,15 @@ from firsttoken.executor.ahead.client import AheadCompiler
 from firsttoken.executor.ahead.gpus import KNOWN, known_gpu
 from firsttoken.executor.ahead.marks import is_done, mark_done
 from firsttoken.executor.ahead.messages import Order, Progress, Report
-from firsttoken.executor.ahead.plan import GREEDY, RANDOM, all_keys, class_of, first_keys, prepared_as, urgent_keys
+from firsttoken.executor.ahead.plan import (
+    GREEDY,
+    RANDOM,
+    all_keys,
+    captured_with,
+    class_of,
+    first_keys,
+    urgent_keys,
+)
 from firsttoken.executor.ahead.process import Foreman
 from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
@@ -60,7 +68,7 @@ def test_the_plan_begins_with_the_first_answer_and_holds_every_decode_and_prompt
     assert len(set(keys)) == len(keys)
     known = set(keys)
     for needs in (GREEDY, RANDOM, None):
-        assert all(prepared_as((shape, needs)) in known for shape in table.decode_shapes())
+        assert all(captured_with((shape, needs)) in known for shape in table.decode_shapes())
     for count in range(1, tokens + 1, 7):
         assert (table.shape(0, [count], 1), RANDOM) in known
         assert (table.shape(0, [count], 0), RANDOM) in known
@@ -155,6 +163,7 @@ def test_readiness_follows_the_plan():
     compiler.progress = progress(1)
     assert kernels.ready((shape, RANDOM))
     assert kernels.ready((shape, GREEDY)), "random steps launch what greedy ones do"
+    assert kernels.ready((shape, None)), "captured is the model alone"
     assert not kernels.ready(keys[1])
     strange = (StepShape(9999, 0, 3, 1), RANDOM)
     assert not kernels.ready(strange)

@@ -25,9 +25,10 @@ def class_of(needs: Needs) -> Needs | None:
     return None
 
 
-def prepared_as(key: Key) -> Key:
-    """The key whose preparation is this one's too: random steps launch all that greedy ones do, and more."""
-    return key[0], None if key[1] is None else RANDOM
+def captured_with(key: Key) -> Key:
+    """The key whose kernels a graph of this one needs: random steps launch all that greedy ones do, and more, and what
+    has no sampling of its own is captured as the model alone."""
+    return key[0], RANDOM
 
 
 def first_keys(table: ShapeTable) -> list[Key]:
@@ -42,7 +43,8 @@ def urgent_keys(table: ShapeTable) -> list[Key]:
 
 
 def all_keys(table: ShapeTable) -> list[Key]:
-    """Every key that is prepared (as `prepared_as` has it), each once, the most urgent first: `urgent_keys`."""
+    """What is prepared: random steps of all shapes (see `captured_with`), and those of decode rows with any
+    parameters. Each key once, the most urgent first: `urgent_keys`."""
     keys = dict.fromkeys(urgent_keys(table))
     for needs in (RANDOM, None):
         keys |= dict.fromkeys((shape, needs) for shape in table.decode_shapes())

@@ -45,7 +45,7 @@ class Readiness:
         return compiler is not None and not compiler.alive and not compiler.progress.finished
 
     def ready(self, key: Key) -> bool:
-        """Launching the key's steps compiles nothing. A key that was not ordered is ready when all others are."""
+        """Capturing the key's graph compiles nothing. A key that was not ordered is ready when all others are."""
         compiler = self._compiler
         if compiler is None:
             return True
@@ -53,12 +53,13 @@ class Readiness:
         if compiler.progress.finished:
             self._tell_failures(compiler.progress)
             return True
-        return compiler.progress.ready >= (self._entry(key) or len(self._entries) + 1)
+        return compiler.progress.ready >= self._entry(key, len(self._entries) + 1)
 
     def wait(self, key: Key) -> None:
-        """Until the key is ready, or it is clear that it will not be; at once for a key that was not ordered."""
-        if self._compiler is not None and (entry := self._entry(key)) is not None:
-            self.wait_first(entry)
+        """Until a step of the key compiles nothing, or it is clear that it will; at once for one that was not
+        ordered."""
+        if self._compiler is not None:
+            self.wait_first(self._entries.get(key) or self._entry(key, 0))
 
     def wait_first(self, entries: int) -> None:
         """The same for the first so many keys."""
@@ -72,10 +73,10 @@ class Readiness:
         if self._compiler is not None:
             self._compiler.close()
 
-    def _entry(self, key: Key) -> int | None:
-        from firsttoken.executor.ahead.plan import prepared_as
+    def _entry(self, key: Key, otherwise: int) -> int:
+        from firsttoken.executor.ahead.plan import captured_with
 
-        return self._entries.get(prepared_as(key))
+        return self._entries.get(captured_with(key), otherwise)
 
     def _tell_failures(self, progress: Progress) -> None:
         if not self._told:

@@ -211,7 +211,7 @@ class GraphExecutor:
             yield
 
     def _first_captures(self) -> list[Key]:
-        """What is captured without having been missed. A graph of a prompt's model serves whatever its sampling needs."""
+        """What is captured without having been missed. A graph of a prompt's model serves any sampling."""
         decodes = self.table.decode_shapes()
         prompts = self.table.prompt_shapes(LARGEST_LEARNED)
         keys: list[Key] = [(shape, GREEDY) for shape in decodes]
