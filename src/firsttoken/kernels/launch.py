@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor
 
 
+@functools.cache
 def interpreted() -> bool:
-    """True when Triton runs kernels in its interpreter (``TRITON_INTERPRET=1``), as tests without a GPU do."""
+    """True when Triton runs kernels in its interpreter (``TRITON_INTERPRET=1``), as tests without a GPU do.
+
+    Triton decides when a kernel is defined, so the answer holds for the process; to ask it costs microseconds.
+    """
     import triton
 
     return bool(triton.knobs.runtime.interpret)
+
+
+def cdiv(a: int, b: int) -> int:
+    """``a / b`` rounded up. Triton's own costs a hundred times as much: it also serves inside kernels."""
+    return -(-a // b)
+
+
+def next_power_of_two(n: int) -> int:
+    """The least power of two that is at least ``n`` (1 or more)."""
+    return 1 << (n - 1).bit_length()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *args: Any, pdl: bool, **options: Any) -> None:

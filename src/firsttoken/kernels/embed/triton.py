@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from firsttoken.kernels.launch import launch
+from firsttoken.kernels.launch import launch, next_power_of_two
 
 
 @triton.jit
@@ -74,8 +74,8 @@ def embed(
     if rows == 0:
         return
     parts = 1 if ssq is None else ssq.shape[1]
-    block = triton.next_power_of_2(width)
+    block = next_power_of_two(width)
     launch(
         _embed, (rows,), tokens, slots, positions, table, h, scaled, ssq, gain, float(scale), tokens.shape[1],
-        H=width, BH=block, P=parts, PP=triton.next_power_of_2(parts), pdl=pdl, num_warps=min(max(block // 512, 1), 16),
+        H=width, BH=block, P=parts, PP=next_power_of_two(parts), pdl=pdl, num_warps=min(max(block // 512, 1), 16),
     )  # fmt: skip

@@ -8,12 +8,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from firsttoken.kernels.launch import next_power_of_two
+
 PAGE = 16
 Combine = Literal["words", "counter"]
-
-
-def next_power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 @dataclass(frozen=True, slots=True)

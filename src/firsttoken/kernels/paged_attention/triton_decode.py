@@ -25,8 +25,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from firsttoken.kernels.launch import launch
-from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig, next_power_of_two
+from firsttoken.kernels.launch import launch, next_power_of_two
+from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig
 from firsttoken.kernels.paged_attention.parts.triton import combine_last, combine_parts, leave_part
 from firsttoken.kernels.paged_attention.triton import (
     INTERPRETED,

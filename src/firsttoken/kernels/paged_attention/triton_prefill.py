@@ -13,8 +13,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from firsttoken.kernels.launch import launch
-from firsttoken.kernels.paged_attention.gpu_config import PrefillConfig, next_power_of_two
+from firsttoken.kernels.launch import launch, next_power_of_two
+from firsttoken.kernels.paged_attention.gpu_config import PrefillConfig
 from firsttoken.kernels.paged_attention.triton import (
     LOG2E,
     compute_type,

@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from firsttoken.kernels.launch import launch
-from firsttoken.kernels.paged_attention.gpu_config import next_power_of_two
+from firsttoken.kernels.launch import cdiv, launch, next_power_of_two
 from firsttoken.kernels.paged_attention.triton import load_heads, load_turns, rotate
 
 
@@ -59,7 +58,7 @@ def write_kv(
     tile = max(8, 32 // heads)
     launch(
         _write_kernel,
-        (triton.cdiv(rows, tile), (num_heads + 2 * kv_heads) // heads),
+        (cdiv(rows, tile), (num_heads + 2 * kv_heads) // heads),
         qkv,
         kv,
         block_tables,

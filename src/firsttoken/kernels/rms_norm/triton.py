@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from firsttoken.kernels.launch import launch
+from firsttoken.kernels.launch import cdiv, launch, next_power_of_two
 
 _MAX_WIDTH = 1 << 15
 
@@ -53,11 +53,11 @@ def add_rms_norm(h: Tensor, y: Tensor | None, gain: Tensor, eps: float, out: Ten
         raise ValueError(f"rows of {width} do not fit one program; at most {_MAX_WIDTH}")
     if rows == 0:
         return
-    block = triton.next_power_of_2(width)
+    block = next_power_of_two(width)
     # Four rows share one reading of the gain once there are programs enough for every multiprocessor.
     each = 4 if rows >= 2048 else 2 if rows >= 1024 else 1
     warps = min(max(block // 512, 1), 16)
-    grid = (triton.cdiv(rows, each),)
+    grid = (cdiv(rows, each),)
     launch(
         _add_rms_norm, grid, h, y, gain, out, eps, 1.0 / width, rows,
         H=width, BH=block, ROWS=each, pdl=pdl, num_warps=warps,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from firsttoken.kernels.launch import launch
+from firsttoken.kernels.launch import launch, next_power_of_two
 from firsttoken.kernels.sample import state as words
 from firsttoken.kernels.sample.state import CHUNK, TILE, Step
 
@@ -280,7 +280,7 @@ def finish(step: Step, *, check_edited: bool = False, edited: bool = False) -> N
     values, indices = (scratch.values, scratch.indices) if edited else (step.values, step.indices)
     parts = values.shape[1]
     long = parts > _LONG
-    block = min(triton.next_power_of_2(parts), 4096)
+    block = min(next_power_of_two(parts), 4096)
     launch(
         _finish, (step.rows,), values, indices, step.state, step.slots, step.positions, scratch.top, scratch.spread,
         step.table, out.tokens, out.errors, step.table.shape[1], P=parts, BLOCK=block,
@@ -296,6 +296,6 @@ def draw(step: Step, *, searched: bool, edited: bool = False) -> None:
     launch(
         _draw, (chunks, step.rows), step.logits, work, step.state, step.slots, step.positions, scratch.top,
         scratch.cut_value, scratch.cut_id, scratch.scores, scratch.score_ids, scratch.arrived, step.table, out.tokens,
-        out.errors, step.table.shape[1], V=step.vocab_size, CHUNK=CHUNK, P=chunks, PP=triton.next_power_of_2(chunks),
+        out.errors, step.table.shape[1], V=step.vocab_size, CHUNK=CHUNK, P=chunks, PP=next_power_of_two(chunks),
         SEARCHED=searched, EDITED=edited, pdl=step.pdl, num_warps=4,
     )  # fmt: skip

@@ -7,10 +7,9 @@ one program a row puts the chunks together. Ties go to the lowest id, so the ran
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
-from firsttoken.kernels.launch import launch
+from firsttoken.kernels.launch import launch, next_power_of_two
 from firsttoken.kernels.sample import state as words
 from firsttoken.kernels.sample.state import CHUNK, MAX_TOP, Step
 from firsttoken.kernels.sample.triton import WORDS, kernel, load_flags, wait
@@ -107,6 +106,6 @@ def logprobs(step: Step) -> None:
     )  # fmt: skip
     launch(
         _report, (rows,), *row, *parts, out.logprobs, out.ranks, out.top_ids, out.top_logprobs, length, V=vocab,
-        P=chunks, PP=triton.next_power_of_2(chunks), MAX_TOP=MAX_TOP,
-        CANDIDATES=triton.next_power_of_2(chunks * MAX_TOP), pdl=step.pdl, num_warps=8,
+        P=chunks, PP=next_power_of_two(chunks), MAX_TOP=MAX_TOP,
+        CANDIDATES=next_power_of_two(chunks * MAX_TOP), pdl=step.pdl, num_warps=8,
     )  # fmt: skip

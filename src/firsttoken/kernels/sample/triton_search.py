@@ -21,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from firsttoken.kernels.launch import launch
+from firsttoken.kernels.launch import launch, next_power_of_two
 from firsttoken.kernels.sample import state as words
 from firsttoken.kernels.sample.state import CHUNK, LEVELS, LISTED, NARROW, Step
 from firsttoken.kernels.sample.triton import (
@@ -305,7 +305,7 @@ def search(step: Step, *, edited: bool = False) -> None:
     for again in (False, True):
         launch(
             _survey, (chunks, rows), *row, scratch.spread, scratch.bounds, scratch.sums, scratch.arrived, V=vocab,
-            CHUNK=CHUNK, P=chunks, PP=triton.next_power_of_2(chunks), LEVELS=LEVELS, NARROW=NARROW, AGAIN=again,
+            CHUNK=CHUNK, P=chunks, PP=next_power_of_two(chunks), LEVELS=LEVELS, NARROW=NARROW, AGAIN=again,
             EDITED=edited, pdl=pdl, num_warps=4,
         )  # fmt: skip
     launch(

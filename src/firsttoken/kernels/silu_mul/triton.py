@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from firsttoken.kernels.launch import launch
+from firsttoken.kernels.launch import cdiv, launch
 
 
 @triton.jit
@@ -39,4 +39,4 @@ def silu_mul(gate_up: Tensor, out: Tensor, *, pdl: bool = False) -> None:
     if total == 0:
         return
     block = 2048
-    launch(_silu_mul, (triton.cdiv(total, block),), gate_up, out, total, BLOCK=block, pdl=pdl, num_warps=8)
+    launch(_silu_mul, (cdiv(total, block),), gate_up, out, total, BLOCK=block, pdl=pdl, num_warps=8)
