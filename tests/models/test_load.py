@@ -74,7 +74,7 @@ def test_each_family_misses_its_own(architecture: str, name: str) -> None:
 
 def test_unknown_architecture_lists_the_known() -> None:
     with pytest.raises(
-        CheckpointError, match="unknown architecture 'GPT2LMHeadModel': known are Bloom.*, LlamaForCausalLM, Mis"
+        CheckpointError, match=r"unknown architecture 'GPT2LMHeadModel': known are Bloom.*, LlamaForCausalLM, Mis"
     ):
         load(make_checkpoint(make_config("GPT2LMHeadModel"), {}))
 
