@@ -112,7 +112,7 @@ def test_an_unknown_key_is_told_all_that_are_known(tmp_path: Path) -> None:
         ("offline = 'yes'", 'offline = "yes": expected true or false'),
         ("log-json = 1", "log-json = 1: expected true or false"),
         ("log-level = 'loud'", 'log-level = "loud": expected one of "debug", "info"'),
-        ("device = ['cpu']", 'device = ["cpu"]: expected one of "auto"'),
+        ("dtype = ['auto']", 'dtype = ["auto"]: expected one of "auto"'),
         ("drain-s = '3'", 'drain-s = "3": expected a number, without quotes'),
         ("host = 1", "host = 1: expected text in quotes"),
         ("host = 1979-05-27", 'host = "1979-05-27": expected text in quotes'),

@@ -122,7 +122,6 @@ def test_every_option_is_tried_above() -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--device", "tpu"],
         ["--max-num-seqs", "0"],
         ["--threads", "-1"],
         ["--kv-memory", "lots"],

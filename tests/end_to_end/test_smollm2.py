@@ -38,13 +38,14 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def unpacked():
-    with LLM("smollm2", quantization="none", threads=1, offline=True) as llm:
+    with LLM("smollm2", device="cpu", quantization="none", threads=1, offline=True) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def packed():
-    with LLM("smollm2", quantization="packed", threads=1, offline=True) as llm:
+def default():
+    """As users get it: packed where the CPU has bfloat16 instructions, float32 elsewhere."""
+    with LLM("smollm2", device="cpu", threads=1, offline=True) as llm:
         yield llm
 
 
@@ -67,8 +68,8 @@ def test_alone_batched_cached_and_chunked_give_the_same_tokens(unpacked):
     assert alone == together
 
 
-def test_it_knows_the_capital_of_france(packed):
-    [output] = packed.chat(
+def test_it_knows_the_capital_of_france(default):
+    [output] = default.chat(
         [{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0, max_tokens=32)
     )
     answer = output.outputs[0]
@@ -77,20 +78,20 @@ def test_it_knows_the_capital_of_france(packed):
     assert "<|im_end|>" not in answer.text
 
 
-def test_a_long_context_is_read_to_its_beginning(packed):
+def test_a_long_context_is_read_to_its_beginning(default):
     filler = "The weather was mild and nothing of note happened that day. " * 60
     messages = [{"role": "user", "content": f"My name is Zebulon. {filler} What is my name?"}]
-    first, again = (packed.chat(messages, SamplingParams(temperature=0, max_tokens=24))[0] for _ in range(2))
+    first, again = (default.chat(messages, SamplingParams(temperature=0, max_tokens=24))[0] for _ in range(2))
     assert len(first.prompt_token_ids) > 700
     assert "Zebulon" in first.outputs[0].text
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
     assert again.num_cached_tokens >= len(first.prompt_token_ids) - 17
 
 
-def test_the_same_seed_gives_the_same_text_in_any_company(packed):
+def test_the_same_seed_gives_the_same_text_in_any_company(default):
     params = SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=20)
-    alone = packed.generate(PROMPTS[1], params)[0].outputs[0].token_ids
-    again = packed.generate(PROMPTS[1], params)[0].outputs[0].token_ids
+    alone = default.generate(PROMPTS[1], params)[0].outputs[0].token_ids
+    again = default.generate(PROMPTS[1], params)[0].outputs[0].token_ids
     assert again == alone
-    other = packed.generate(PROMPTS[1], params.replace(seed=8))[0].outputs[0].token_ids
+    other = default.generate(PROMPTS[1], params.replace(seed=8))[0].outputs[0].token_ids
     assert other != alone

@@ -154,7 +154,7 @@ def test_a_template_that_wants_too_much_is_stopped(name: str) -> None:
         seconds, peak = time.thread_time() - began, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert seconds < 1  # of which tracemalloc is most: untraced it is under 0.1
+    assert seconds < 3  # of which tracemalloc is most: untraced it is under 0.1
     assert peak < 64 << 20
 
 
