@@ -103,6 +103,7 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--mixed-prefill-tokens", "7"], {"mixed_prefill_tokens": 7}),
     (["--in-flight", "2"], {"in_flight": 2}),
     (["--engine-core", "0"], {"engine_core": 0}),
+    (["--deterministic"], {"deterministic": True}),
     (["--threads", "1"], {"threads": 1}),
     (["--offline"], {"offline": True}),
     (["--served-model-name", "x"], {"served_model_name": "x"}),

@@ -92,6 +92,7 @@ def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
         ({"device": "cuda"}, "device 'cuda' cannot be used: this torch is built without CUDA; use --device cpu"),
         ({"threads": 0}, "threads must be at least 1"),
         ({"prefill_tokens": 0}, "prefill_tokens must be at least 1"),
+        ({"deterministic": True}, "deterministic is not offered on device 'cpu'"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"quantization": "int3"}, "quantization must be one of"),

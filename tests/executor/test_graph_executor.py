@@ -40,7 +40,7 @@ def make_weights(architecture: str, **changes: object) -> Checkpoint:
     return make_checkpoint(config, tensors)
 
 
-def make_executor(checkpoint: Checkpoint) -> GraphExecutor:
+def make_executor(checkpoint: Checkpoint, *, deterministic: bool = False) -> GraphExecutor:
     config = checkpoint.config
     kv = KVFormat(dtype="bfloat16", layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
     return graph_device.make_executor(
@@ -55,6 +55,7 @@ def make_executor(checkpoint: Checkpoint) -> GraphExecutor:
             max_step_tokens=64,
             threads=1,
             adaptive_threads=False,
+            deterministic=deterministic,
         ),
         checkpoint,
     )
@@ -279,3 +280,35 @@ def test_a_slot_serves_one_request_after_the_other():
         row, start = driver.start(3, prompt(18, seed))
         driver.executor.submit(StepPlan(90 + seed, [RowWork(3, 0, 18, True)], [start], retire=[3])).result()
         assert close(driver.logits[0], reference.after(row.tokens))
+
+
+def test_deterministic_bits_depend_on_nothing_but_the_request():
+    """Alone, in company, in chunks, decoded or computed again as a prompt: the same bits."""
+    checkpoint = make_weights("LlamaForCausalLM")
+    alone = Driver(make_executor(checkpoint, deterministic=True))
+    row, start = alone.start(0, prompt(21, 1))
+    row.tokens += alone.step([RowWork(0, 0, 21, True)], [start])
+    bits = []
+    for _ in range(2):
+        alone.decode([row])
+        bits.append(alone.logits[0].clone())
+
+    company = Driver(make_executor(checkpoint, deterministic=True))
+    others, starts = zip(*(company.start(slot, prompt(9 + 7 * slot, 40 + slot)) for slot in (1, 2)), strict=True)
+    mine, start = company.start(4, prompt(21, 1))
+    work = [RowWork(other.slot, 0, len(other.tokens), True) for other in others]
+    tokens = company.step([*work, RowWork(4, 0, 13, False)], [*starts, start])
+    for other, token in zip(others, tokens, strict=True):
+        other.tokens.append(token)
+    rows = [RowWork(other.slot, len(other.tokens) - 1, 1, True) for other in others]
+    *tokens, token = company.step([*rows, RowWork(4, 13, 8, True)])
+    for other, chosen in zip((*others, mine), (*tokens, token), strict=True):
+        other.tokens.append(chosen)
+    for expected in bits:
+        company.decode([others[0], mine, others[1]])
+        assert torch.equal(company.logits[1], expected)
+
+    again, start = company.start(5, row.tokens[:-1])
+    company.step([RowWork(5, 0, len(again.tokens), True)], [start])
+    assert torch.equal(company.logits[0], bits[-1])
+    assert close(bits[-1], Reference(checkpoint).after(again.tokens))

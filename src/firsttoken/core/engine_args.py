@@ -13,7 +13,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ``max_model_len`` in tokens (prompt and output together); ``kv_memory`` in bytes; ``prefill_tokens`` caps the
     prompt tokens of a step that has no decode row, ``mixed_prefill_tokens`` of one that has; ``in_flight`` is how
     many steps may be submitted before the first one's result is read; ``threads`` is for CPU compute; ``engine_core``
-    is the processor that the engine's own thread keeps to, None for any.
+    is the processor that the engine's own thread keeps to, None for any; ``deterministic`` makes the bits of a
+    request's logits independent of the batch, of chunks, caches and preemption, where the device offers that.
     """
 
     model: str = DEFAULT_MODEL
@@ -31,5 +32,6 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     in_flight: int | None = None
     threads: int | None = None
     engine_core: int | None = None
+    deterministic: bool = False
     seed: int = 0
     offline: bool = False

@@ -40,6 +40,7 @@ POLICY = DevicePolicy(
     mixed_prefill_per_row=32,
     # The host plans and launches a step while the one before it runs.
     in_flight=2,
+    deterministic=True,
 )
 
 

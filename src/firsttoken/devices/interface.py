@@ -37,6 +37,7 @@ class DevicePolicy:
     ``kv_share`` of the memory that weights and work space leave goes to the KV cache, at most ``kv_limit`` bytes (None:
     no limit). ``prefill_tokens`` and the two ``mixed_`` values are those of `scheduler.budget.TokenCap`; ``in_flight``
     as in `EngineConfig`. ``fixed_memory`` bytes are kept for what the device's libraries take.
+    ``deterministic``: `EngineArgs.deterministic` can be honoured.
     """
 
     kv_share: float
@@ -46,6 +47,7 @@ class DevicePolicy:
     mixed_prefill_tokens: int
     mixed_prefill_per_row: int
     in_flight: int
+    deterministic: bool = False
 
 
 class Device(Protocol):

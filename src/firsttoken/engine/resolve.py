@@ -53,6 +53,11 @@ def resolve(
     if args.engine_core is not None:
         check_core(args.engine_core)
     policy, facts = device.policy, device.facts()
+    if args.deterministic and not policy.deterministic:
+        raise ConfigError(
+            f"deterministic is not offered on device {device.kind!r}: leave it out (on the CPU, --quantization none "
+            "--dtype float32 gives equal tokens in any batch, though not equal bits)"
+        )
     weights = device.choose_weights(args.quantization, args.dtype)
     for option in ("quantization", "dtype"):
         if getattr(args, option) == "auto":
@@ -86,6 +91,7 @@ def resolve(
             max_step_tokens=max(prefill_tokens, mixed_prefill_tokens, max_num_seqs),
             threads=threads,
             adaptive_threads=args.threads is None,
+            deterministic=args.deterministic,
         ),
         prefix_caching=args.prefix_caching,
         prefill_tokens=prefill_tokens,

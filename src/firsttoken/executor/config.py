@@ -11,7 +11,7 @@ from firsttoken.core.kv_format import KVFormat
 class ExecutorConfig:
     """``threads`` is for CPU compute (at most so many when ``adaptive_threads``, which leaves cores to other programs),
     ``max_model_len`` and ``max_step_tokens`` (the most that one step computes) in tokens, ``kv_blocks`` in blocks of
-    ``kv_format``."""
+    ``kv_format``. ``deterministic``: a row's bits depend on no other row."""
 
     device: str
     dtype: str
@@ -23,3 +23,4 @@ class ExecutorConfig:
     max_step_tokens: int
     threads: int
     adaptive_threads: bool
+    deterministic: bool = False

@@ -67,7 +67,11 @@ ChooseLinear = Callable[[OpKind, int, int, int], LinearConfig]
 
 
 class FusedDecoder:
-    """A `StepModel`. ``attention`` holds the KV pool and everything about positions."""
+    """A `StepModel`. ``attention`` holds the KV pool and everything about positions.
+
+    ``deterministic``: a row's bits depend on no other row. Every product is then the small kernel's under the config of
+    `MAX_ROWS` rows, whose sums run in the same order for each row, however many there are; more rows go in pieces.
+    """
 
     def __init__(
         self,
@@ -78,7 +82,10 @@ class FusedDecoder:
         head: Projection,
         attention: GPUAttention,
         choose_linear: ChooseLinear,
+        *,
+        deterministic: bool = False,
     ) -> None:
+        self.deterministic = deterministic
         self.config = config
         self.embedding = embedding
         self.layers = list(layers)
@@ -97,7 +104,7 @@ class FusedDecoder:
         return self.embedding.nbytes + layers + head
 
     def forward(self, step: StepView) -> Logits | None:
-        if step.slots.shape[0] <= MAX_ROWS:
+        if self.deterministic or step.slots.shape[0] <= MAX_ROWS:
             return self._forward_few(step)
         return self._forward_many(step)
 
@@ -137,55 +144,21 @@ class FusedDecoder:
         return stream
 
     def _plain(self, projection: Projection, stream: _Stream, pdl: bool) -> Tensor:
-        rows = stream.hidden.shape[0]
-        out = self._new(rows, projection.weight.shape[0])
-        small_linear(
-            stream.scaled,
-            projection.weight,
-            out,
-            config=self._config(projection, rows),
-            workspace=self._workspace,
-            pdl=pdl,
-            bias=projection.bias,
-            norm=self._norm(stream),
-        )
+        out = self._new(stream.hidden.shape[0], projection.weight.shape[0])
+        self._linear(projection, stream.scaled, out, pdl, norm=self._norm(stream))
         return out
 
     def _finish_few(self, layer: FusedLayer, stream: _Stream, heads: Tensor, gain: Tensor, pdl: bool) -> None:
         """Output projection and MLP, added to ``stream``, which is then prepared for the norm with ``gain``."""
-        rows = heads.shape[0]
         self._add(layer.output, heads, stream, layer.mlp_gain, pdl)
-        gated = self._new(rows, layer.gate_up.weight.shape[0] // 2)
-        small_linear(
-            stream.scaled,
-            layer.gate_up.weight,
-            gated,
-            config=self._config(layer.gate_up, rows),
-            workspace=self._workspace,
-            pdl=pdl,
-            bias=layer.gate_up.bias,
-            norm=self._norm(stream),
-            gated=True,
-        )
+        gated = self._new(heads.shape[0], layer.gate_up.weight.shape[0] // 2)
+        self._linear(layer.gate_up, stream.scaled, gated, pdl, norm=self._norm(stream), gated=True)
         self._add(layer.down, gated, stream, gain, pdl)
 
     def _add(self, projection: Projection, x: Tensor, stream: _Stream, gain: Tensor, pdl: bool) -> None:
         rows = x.shape[0]
-        config = self._config(projection, rows)
-        stream.squares = self._floats(rows, config.tiles(projection.weight.shape[0]))
-        small_linear(
-            x,
-            projection.weight,
-            stream.hidden,
-            config=config,
-            workspace=self._workspace,
-            pdl=pdl,
-            bias=projection.bias,
-            residual=stream.hidden,
-            next_gain=gain,
-            scaled_out=stream.scaled,
-            ssq_out=stream.squares,
-        )
+        stream.squares = self._floats(rows, self._config(projection, rows).tiles(projection.weight.shape[0]))
+        self._linear(projection, x, stream.hidden, pdl, adds=stream, next_gain=gain)
 
     def _head_few(self, x: Tensor, norm: Norm | None, pdl: bool) -> Logits:
         rows = x.shape[0]
@@ -193,24 +166,49 @@ class FusedDecoder:
         tiles = config.tiles(self.vocab_size)
         logits = self._floats(rows, self.vocab_size)
         best = self._floats(rows, tiles), torch.empty((rows, tiles), dtype=torch.int32, device=x.device)
-        small_linear(
-            x,
-            self.head.weight,
-            logits,
-            config=config,
-            workspace=self._workspace,
-            pdl=pdl,
-            norm=norm,
-            best=best,
-        )
+        self._linear(self.head, x, logits, pdl, norm=norm, best=best)
         return Logits(logits, best)
+
+    def _linear(
+        self,
+        projection: Projection,
+        x: Tensor,
+        out: Tensor,
+        pdl: bool,
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+        adds: _Stream | None = None,
+        next_gain: Tensor | None = None,
+        best: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """`small_linear` in pieces of at most `MAX_ROWS` rows. ``adds`` is the stream that the product is added to."""
+        config = self._config(projection, x.shape[0])
+        for begin in range(0, x.shape[0], MAX_ROWS):
+            piece = slice(begin, begin + MAX_ROWS)
+            small_linear(
+                x[piece],
+                projection.weight,
+                out[piece],
+                config=config,
+                workspace=self._workspace,
+                pdl=pdl,
+                bias=projection.bias,
+                norm=None if norm is None else norm._replace(squares=norm.squares[piece]),
+                gated=gated,
+                residual=None if adds is None else adds.hidden[piece],
+                next_gain=next_gain,
+                scaled_out=None if adds is None else adds.scaled[piece],
+                ssq_out=None if adds is None else adds.squares[piece],
+                best=None if best is None else (best[0][piece], best[1][piece]),
+            )
 
     def _norm(self, stream: _Stream) -> Norm:
         return Norm(stream.squares, self.config.rms_norm_eps, self.config.hidden_size)
 
     def _config(self, projection: Projection, rows: int) -> LinearConfig:
         n, k = projection.weight.shape
-        return self._choose_linear(projection.kind, n, k, rows)
+        return self._choose_linear(projection.kind, n, k, MAX_ROWS if self.deterministic else min(rows, MAX_ROWS))
 
     # ------------------------------------------------------------------ more rows
 

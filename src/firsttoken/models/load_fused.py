@@ -25,13 +25,14 @@ from firsttoken.models.weights import OutlineWeights
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What work space is made for: positions of a request, decode rows of a step, multiprocessors of the device; and
-    how configs of products are chosen there."""
+    """What work space is made for: positions of a request, decode rows of a step, multiprocessors of the device; how
+    configs of products are chosen there; and whether a row's bits may depend on other rows."""
 
     max_position: int
     max_rows: int
     sms: int
     choose_linear: ChooseLinear
+    deterministic: bool = False
 
 
 @torch.inference_mode()
@@ -79,6 +80,7 @@ def _build(config: ModelConfig, weights: DeviceWeights, pool: KVPool, limits: Li
         head=Projection("head", head),
         attention=GPUAttention(pool, config.num_heads, limits.max_position, limits.max_rows, limits.sms),
         choose_linear=limits.choose_linear,
+        deterministic=limits.deterministic,
     )
 
 

@@ -6,6 +6,7 @@ import torch
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.model_config import ModelConfig
+from firsttoken.core.errors import ConfigError
 from firsttoken.kernels.paged_attention import KVPool
 from firsttoken.models.composed import load_composed, outline_composed
 from firsttoken.models.load_fused import Limits, load_fused, outline_fused
@@ -16,9 +17,13 @@ from firsttoken.models.step_view import StepModel
 def load_step_model(checkpoint: Checkpoint, pool: KVPool, device: torch.device, limits: Limits) -> StepModel:
     """Fused where the family's layers are what the fused kernels compute, else block by block.
 
-    Raises `CheckpointError` for an unknown architecture and for tensors that do not fit the config.
+    Raises `CheckpointError` for an unknown architecture and for tensors that do not fit the config, `ConfigError` when
+    the family cannot be deterministic.
     """
-    fused = family_of(checkpoint.config.architecture).fused
+    architecture = checkpoint.config.architecture
+    fused = family_of(architecture).fused
+    if limits.deterministic and not fused:
+        raise ConfigError(f"deterministic is not supported for {architecture}: its products depend on the batch's size")
     return (load_fused if fused else load_composed)(checkpoint, pool, device, limits)
 
 

@@ -212,7 +212,7 @@ class GraphExecutor:
 
     def _first_captures(self) -> list[Key]:
         """What is captured without having been missed. A graph of a prompt's model serves any sampling."""
-        decodes = self.table.decode_shapes()
+        decodes = [] if self._config.deterministic else self.table.decode_shapes()
         prompts = self.table.prompt_shapes(LARGEST_LEARNED)
         keys: list[Key] = [(shape, GREEDY) for shape in decodes]
         keys += [(shape, None) for shape in prompts]
@@ -260,7 +260,8 @@ class GraphExecutor:
     def _shape(self, plan: StepPlan) -> StepShape:
         decodes, chunks, sampling = 0, [], 0
         for row in plan.work:
-            if row.count == 1 and row.sample:
+            # Deterministic: one attention kernel for every token, so that its bits are those of any later computing.
+            if row.count == 1 and row.sample and not self._config.deterministic:
                 decodes += 1
             else:
                 chunks.append(row.count)

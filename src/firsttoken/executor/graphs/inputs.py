@@ -154,7 +154,8 @@ class StepInputs:
             words[layout.patches : layout.patches + PATCH_WORDS * len(patches)] = np.array(patches).ravel()
         decodes = len(work)
         if not shape.decode_only:
-            decodes = sum(row.count == 1 and row.sample for row in work)
+            # Without decode rows in the shape, a row of one token is a chunk like others.
+            decodes = sum(row.count == 1 and row.sample for row in work) if shape.decode_rows else 0
         slots, starts = [row.slot for row in work[:decodes]], [row.start for row in work[:decodes]]
         words[:decodes] = slots
         words[layout.positions : layout.positions + decodes] = starts

@@ -70,7 +70,7 @@ def limits(config: ExecutorConfig, gpu: str, sms: int, choose: ChooseLinear | No
     def stored(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
         return linear_config(kind, n, k, rows, gpu)
 
-    return Limits(config.max_model_len, config.max_num_seqs, sms, choose or stored)
+    return Limits(config.max_model_len, config.max_num_seqs, sms, choose or stored, config.deterministic)
 
 
 def _limits(config: ExecutorConfig, device: torch.device, choose: ChooseLinear | None) -> Limits:
