@@ -1,6 +1,7 @@
 """The step ledger and the percentile object."""
 
 import gc
+import os
 import timeit
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firsttoken.observability.ledger import GCClock, StepLedger, StepRecord, summary
+from firsttoken.observability.ledger import GCClock, RunQueueClock, StepLedger, StepRecord, summary
 from firsttoken.observability.percentiles import percentiles
 
 MS = 1_000_000
@@ -88,3 +89,34 @@ def test_gc_clock_sees_collections_only_while_started():
 def test_the_two_segments_of_compute_are_told_apart():
     found = summary([record(step) for step in range(4)])
     assert (found["compute_ms"]["p50"], found["forward_ms"]["p50"], found["sample_ms"]["p50"]) == (6.0, 5.0, 1.0)
+
+
+def test_the_wait_for_a_processor_is_what_the_kernel_counts(tmp_path):
+    clock = RunQueueClock()
+    assert clock.take() == 0, "not started"
+    clock.start()
+    counts = tmp_path / "schedstat"
+    counts.write_text("100 5000 3\n")
+    if clock._file is not None:
+        clock.stop()
+    clock._file = os.open(counts, os.O_RDONLY)
+    clock.take()
+    counts.write_text("200 12500 4\n")
+    assert clock.take() == 7500
+    assert clock.take() == 0
+    counts.write_text("damaged")
+    assert clock.take() == 0
+    clock.stop()
+    clock.stop()
+    assert clock.take() == 0
+
+
+def test_a_kernel_without_the_count_leaves_it_at_zero(monkeypatch):
+    def refuse(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "open", refuse)
+    clock = RunQueueClock()
+    clock.start()
+    assert clock.take() == 0
+    clock.stop()

@@ -19,7 +19,7 @@ from firsttoken.core.request import EngineRequest, Request
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.executor.interface import Executor, StepHandle
 from firsttoken.kvcache import KVCache
-from firsttoken.observability.ledger import GCClock, StepLedger, StepRecord
+from firsttoken.observability.ledger import GCClock, RunQueueClock, StepLedger, StepRecord
 from firsttoken.scheduler.scheduler import Scheduler
 from firsttoken.scheduler.step import PlannedStep, Update
 from firsttoken.transport.channel import ChannelClosed, EngineEnd
@@ -83,11 +83,13 @@ class EngineLoop:
         self.ledger = StepLedger()
         self._gc = GCClock()
         self._gc.start()
+        self._run_queue = RunQueueClock()
 
     def run(self) -> None:
         """Turn until told to stop or until the front end is gone. Raises what a step raised."""
         try:
             self._host.resume()
+            self._run_queue.start()
             while not self._stopping:
                 self.turn()
         except ChannelClosed:
@@ -99,6 +101,7 @@ class EngineLoop:
         finally:
             self._executor.close()
             self._gc.stop()
+            self._run_queue.stop()
             self._channel.close()
 
     def turn(self) -> None:
@@ -176,6 +179,7 @@ class EngineLoop:
                 prefill_tokens=sum(row.count for row in work if row.count > 1 or not row.sample),
                 context_tokens=sum(row.start + row.count for row in work),
                 gc_ns=self._gc.take(),
+                run_queue_ns=self._run_queue.take(),
                 forward_ns=result.forward_ns,
                 sample_ns=result.sample_ns,
             )

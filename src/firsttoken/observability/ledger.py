@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
@@ -19,8 +21,9 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     plan was handed to the executor, compute began, compute ended, the loop read the result.
 
     ``decode_rows`` rows decoded one token each, ``prefill_tokens`` prompt tokens were computed, ``context_tokens``
-    is the sum of the rows' lengths (what attention reads), ``gc_ns`` the time the garbage collector took since the
-    record before; ``forward_ns`` and ``sample_ns`` are the two segments of compute.
+    is the sum of the rows' lengths (what attention reads). Since the record before, the garbage collector took
+    ``gc_ns`` and the loop's thread, ready to run, waited ``run_queue_ns`` for a processor (0 where the kernel does not
+    tell). ``forward_ns`` and ``sample_ns`` are the two segments of compute.
     """
 
     step_id: int
@@ -33,6 +36,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prefill_tokens: int = 0
     context_tokens: int = 0
     gc_ns: int = 0
+    run_queue_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
 
@@ -58,9 +62,9 @@ class StepLedger:
 
 def summary(records: Iterable[StepRecord]) -> dict[str, Any]:
     """Percentiles over ``records``, in ms: of planning, of waiting for the device, of compute and its two segments, of
-    the wait until the result was read, of garbage collection (of the steps that had any), and of the gap from one
-    step's end of compute to the next one's begin (0 when they overlap): the device's idle time while the loop had
-    work in flight."""
+    the wait until the result was read, of garbage collection (of the steps that had any), of the loop's wait for a
+    processor, and of the gap from one step's end of compute to the next one's begin (0 when they overlap): the device's
+    idle time while the loop had work in flight."""
     steps = list(records)
     gaps = [max(after.started_ns - before.ended_ns, 0) for before, after in pairwise(steps)]
     return {
@@ -72,6 +76,7 @@ def summary(records: Iterable[StepRecord]) -> dict[str, Any]:
         "sample_ms": _ms(step.sample_ns for step in steps),
         "harvest_ms": _ms(step.harvested_ns - step.ended_ns for step in steps),
         "gc_ms": _ms(step.gc_ns for step in steps if step.gc_ns),
+        "run_queue_ms": _ms(step.run_queue_ns for step in steps),
         "gap_ms": _ms(gaps),
     }
 
@@ -104,6 +109,45 @@ class GCClock:
         elif self._began:
             self._total += now_ns() - self._began
             self._began = 0
+
+
+class RunQueueClock:
+    """How long one thread waited for a processor while it could have run, as Linux counts it. ``start`` is called by
+    that thread. Where the kernel keeps no such count, it stays 0."""
+
+    __slots__ = ("_file", "_last")
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self._last = 0
+
+    def start(self) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        self._last = self._read()
+
+    def stop(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def take(self) -> int:
+        """Nanoseconds since the last call. Costs about a microsecond: the file is kept open."""
+        if self._file is None:
+            return 0
+        total = self._read()
+        waited, self._last = total - self._last, total
+        return waited
+
+    def _read(self) -> int:
+        """The second number of ``schedstat``: ns spent runnable and not running."""
+        assert self._file is not None
+        try:
+            return int(os.pread(self._file, 64, 0).split()[1])
+        except (OSError, IndexError, ValueError):
+            return self._last
 
 
 def _ms(values: Iterable[int]) -> dict[str, float]:
