@@ -1,0 +1,161 @@
+"""Every figure of `docs/performance.md` that one GPU gives, by one command, each beside its target.
+
+    python -m benchmarks.gpu.figures --output benchmarks/results/h200 [--only NAME ...] [--seconds 420]
+
+Commands run one after the other, the most telling first, each in a process of its own that ends at its limit; with
+``--seconds`` none is started that could not end in time. Every one leaves a JSON file in the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BENCH = ("firsttoken.cli.main", "bench")
+LARGE, SMALL = "random:llama-3.1-8b", "random:llama-3.2-1b"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure in a result: ``path`` into its JSON, and what to reach; lower is better unless ``more``."""
+
+    path: str
+    reach: float
+    more: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """``words`` follow ``python -m``; ``limit_s`` is far above what the command takes."""
+
+    name: str
+    words: tuple[str, ...]
+    limit_s: int
+    targets: tuple[Target, ...] = ()
+
+
+def _latency(name: str, model: str, *options: str, targets: tuple[Target, ...]) -> Case:
+    words = (*BENCH, "latency", model, "--warmup", "3", *options)
+    return Case(f"latency_{name}", words, 60, targets)
+
+
+GAP = "tpot_ms.p50"
+TTFT = "ttft_ms.p50"
+CASES = (
+    Case("warm_8b", ("firsttoken.cli.main", "warm", LARGE), 120),
+    _latency("8b_b1_512", LARGE, targets=(Target(GAP, 4.05), Target(TTFT, 12), Target("start_s", 6))),
+    _latency("8b_b1_2048", LARGE, "--input", "2048", "--output", "16", targets=(Target(TTFT, 44.5),)),
+    _latency("8b_b1_8192", LARGE, "--input", "8192", "--output", "16", targets=(Target(TTFT, 202),)),
+    _latency("8b_b8_512", LARGE, "--batch", "8", "--repeat", "3", targets=(Target(GAP, 4.5),)),
+    _latency(
+        "8b_b64_512",
+        LARGE,
+        *("--batch", "64", "--repeat", "4"),
+        targets=(Target(GAP, 8.2), Target(TTFT, 360), Target("tokens_per_s_median", 5800, more=True)),
+    ),
+    Case(
+        "load_8b_40",
+        (
+            "firsttoken.cli.main",
+            "bench",
+            "load",
+            LARGE,
+            *(["--rate", "40", "--seed", "1", "--seconds", "12", "--warmup", "4"]),
+        ),
+        80,
+        (Target("ttft_ms.p99", 415), Target("itl_ms.p99", 56), Target("e2e_ms.p99", 3865)),
+    ),
+    Case("warm_1b", ("firsttoken.cli.main", "warm", SMALL), 120),
+    _latency("1b_b1_512", SMALL, targets=(Target(GAP, 0.80), Target("host_us_per_step", 60))),
+    _latency("1b_b64_512", SMALL, "--batch", "64", "--repeat", "3", targets=(Target(GAP, 3.57),)),
+    Case("prefill_8b", ("benchmarks.gpu.prefill", LARGE), 60),
+    Case("profiles_8b", ("benchmarks.gpu.profiles", LARGE), 60),
+    Case("attention", ("benchmarks.gpu.attention", "--quick"), 90),
+    Case("steps", (*BENCH, "steps", LARGE), 150),
+    Case("layout", (*BENCH, "layout", "--device", "cuda"), 60),
+    Case("sampling", ("benchmarks.gpu.sampling", "--quick"), 70),
+    Case("right", ("benchmarks.gpu.right",), 120),
+    Case("warm_starts_8b", ("benchmarks.gpu.warm", LARGE), 200),
+)
+
+
+def run(case: Case, folder: Path) -> float | None:
+    """Seconds that the case took; None when it failed or ran into its limit (what it said is in its ``.log``)."""
+    target, log = folder / f"{case.name}.json", folder / f"{case.name}.log"
+    words = [sys.executable, "-m", *case.words, *_output(case, target)]
+    began = time.monotonic()
+    with log.open("wb") as said:
+        try:
+            code = subprocess.run(words, stdout=said, stderr=said, timeout=case.limit_s, check=False).returncode
+        except subprocess.TimeoutExpired:
+            return None
+    if code:
+        return None
+    log.unlink()
+    return time.monotonic() - began
+
+
+def _output(case: Case, target: Path) -> tuple[str, ...]:
+    """How the command is told where its JSON goes; compiling ahead has none."""
+    if case.words[1:2] == ("warm",):
+        return ()
+    flag = "--output-json" if set(case.words) & {"latency", "load", "layout"} else "--output"
+    return flag, str(target)
+
+
+def figure(result: dict[str, Any], path: str) -> float | None:
+    """The number at a dotted path; None where there is none."""
+    value: Any = result
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def verdicts(case: Case, folder: Path) -> list[str]:
+    target = folder / f"{case.name}.json"
+    if not case.targets or not target.exists():
+        return []
+    result = json.loads(target.read_text())
+    lines = []
+    for each in case.targets:
+        value = figure(result, each.path)
+        reached = value is not None and (value >= each.reach if each.more else value <= each.reach)
+        lines.append(f"  {each.path} = {value if value is None else round(value, 3)} ({each.reach}: {_word(reached)})")
+    return lines
+
+
+def _word(reached: bool) -> str:
+    return "reached" if reached else "MISSED"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], metavar="NAME")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing that could take longer")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    failed = 0
+    for case in CASES:
+        if arguments.only and case.name not in arguments.only:
+            continue
+        if time.monotonic() - began + case.limit_s > arguments.seconds:
+            print(f"{case.name}: left out, it could take {case.limit_s} s", flush=True)
+            continue
+        took = run(case, arguments.output)
+        failed += took is None
+        print(f"{case.name}: {'FAILED' if took is None else f'{took:.1f} s'}", flush=True)
+        for line in verdicts(case, arguments.output):
+            print(line, flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
