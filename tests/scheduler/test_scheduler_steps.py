@@ -337,3 +337,11 @@ def test_a_cap_beside_decodes_that_is_above_the_one_alone_is_kept() -> None:
     assert TokenCap(alone=10, mixed=20).prefill_tokens(4, waiting=0) == 20
     with pytest.raises(ConfigError):
         TokenCap(alone=10, mixed=20, per_row=-1)
+
+
+def test_who_waits_makes_the_chunks_beside_decode_rows_larger():
+    cap = TokenCap(alone=100, mixed=20, per_row=5, per_waiting=7)
+    assert [cap.prefill_tokens(2, waiting) for waiting in (0, 1, 3, 40)] == [25, 32, 46, 100]
+    assert cap.prefill_tokens(0, waiting=3) == 100
+    with pytest.raises(ConfigError, match="for each waiting request must be 0 or more, got -1"):
+        TokenCap(alone=10, mixed=20, per_waiting=-1)

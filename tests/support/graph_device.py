@@ -42,6 +42,7 @@ class GraphDevice:
         prefill_tokens=64,
         mixed_prefill_tokens=16,
         mixed_prefill_per_row=0,
+        mixed_prefill_per_waiting=0,
         in_flight=2,
     )
 

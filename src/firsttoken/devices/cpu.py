@@ -31,6 +31,7 @@ POLICY = DevicePolicy(
     mixed_prefill_tokens=48,
     # A plain step takes 24 ms with 8 decode rows and 45 with 32: this many more for each row keep to five times too.
     mixed_prefill_per_row=6,
+    mixed_prefill_per_waiting=0,
     # The host's planning is small beside a step, and a request that arrives during a step joins the next one only if
     # that is not planned yet: depth 1 gives the earlier first token.
     in_flight=1,

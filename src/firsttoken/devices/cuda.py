@@ -38,6 +38,8 @@ POLICY = DevicePolicy(
     mixed_prefill_tokens=512,
     # A step of many rows is longer anyway: it bears more prompt tokens at the same stretch of every gap.
     mixed_prefill_per_row=32,
+    # In a burst a first token waits for all prompts before it: larger chunks bring the median forward.
+    mixed_prefill_per_waiting=64,
     # The host plans and launches a step while the one before it runs.
     in_flight=2,
     deterministic=True,

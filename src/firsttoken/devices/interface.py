@@ -35,7 +35,7 @@ class DevicePolicy:
     """Defaults that follow from how the device works.
 
     ``kv_share`` of the memory that weights and work space leave goes to the KV cache, at most ``kv_limit`` bytes (None:
-    no limit). ``prefill_tokens`` and the two ``mixed_`` values are those of `scheduler.budget.TokenCap`; ``in_flight``
+    no limit). ``prefill_tokens`` and the ``mixed_`` values are those of `scheduler.budget.TokenCap`; ``in_flight``
     as in `EngineConfig`. ``fixed_memory`` bytes are kept for what the device's libraries take.
     ``deterministic``: `EngineArgs.deterministic` can be honoured.
     """
@@ -46,6 +46,7 @@ class DevicePolicy:
     prefill_tokens: int
     mixed_prefill_tokens: int
     mixed_prefill_per_row: int
+    mixed_prefill_per_waiting: int
     in_flight: int
     deterministic: bool = False
 

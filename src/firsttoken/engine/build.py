@@ -75,7 +75,12 @@ def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel
             max_model_len=config.executor.max_model_len,
         ),
         kv,
-        TokenCap(alone=config.prefill_tokens, mixed=config.mixed_prefill_tokens, per_row=config.mixed_prefill_per_row),
+        TokenCap(
+            alone=config.prefill_tokens,
+            mixed=config.mixed_prefill_tokens,
+            per_row=config.mixed_prefill_per_row,
+            per_waiting=config.mixed_prefill_per_waiting,
+        ),
     )
     return EngineLoop(
         scheduler,

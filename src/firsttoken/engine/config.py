@@ -11,7 +11,7 @@ from firsttoken.executor.config import ExecutorConfig
 class EngineConfig:
     """``in_flight`` steps may be submitted before the oldest one's result is read; ``prefill_tokens`` caps the prompt
     tokens of a step without decode rows, ``mixed_prefill_tokens`` of a step with one decode row, and each further row
-    adds ``mixed_prefill_per_row``."""
+    adds ``mixed_prefill_per_row``, each waiting request ``mixed_prefill_per_waiting``."""
 
     model: str
     executor: ExecutorConfig
@@ -19,4 +19,5 @@ class EngineConfig:
     prefill_tokens: int
     mixed_prefill_tokens: int
     mixed_prefill_per_row: int
+    mixed_prefill_per_waiting: int
     in_flight: int

@@ -98,6 +98,7 @@ def resolve(
         mixed_prefill_tokens=mixed_prefill_tokens,
         # A cap that was asked for is kept as it is.
         mixed_prefill_per_row=policy.mixed_prefill_per_row if args.mixed_prefill_tokens is None else 0,
+        mixed_prefill_per_waiting=policy.mixed_prefill_per_waiting if args.mixed_prefill_tokens is None else 0,
         in_flight=_positive("in_flight", _given(args.in_flight, policy.in_flight), _MAX_IN_FLIGHT),
     )
 

@@ -20,17 +20,21 @@ class Budget(Protocol):
 
 
 class TokenCap(msgspec.Struct, frozen=True):
-    """A cap by the kind of step: ``alone`` tokens where nobody's next token waits for it; ``mixed`` beside one decode
-    row and ``per_row`` more for each further row, up to ``alone`` (a step with more rows is longer anyway, so it bears
-    more prompt tokens at the same stretch of every gap)."""
+    """A cap by the kind of step: ``alone`` tokens where nobody's next token waits for it; beside decode rows ``mixed``
+    and more, up to ``alone``: ``per_row`` for each row after the first (a step with more rows is longer anyway, so it
+    bears more prompt tokens at the same stretch of every gap) and ``per_waiting`` for each request that waits (in a
+    burst many first tokens are late, and a larger chunk costs less for each of its tokens)."""
 
     alone: int
     mixed: int
     per_row: int = 0
+    per_waiting: int = 0
 
     def __post_init__(self) -> None:
-        if self.per_row < 0:
-            raise ConfigError(f"the prefill tokens for each further decode row must be 0 or more, got {self.per_row!r}")
+        for name, what in (("per_row", "further decode row"), ("per_waiting", "waiting request")):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(f"the prefill tokens for each {what} must be 0 or more, got {value!r}")
         for name in ("alone", "mixed"):
             value = getattr(self, name)
             if value < 1:
@@ -39,4 +43,5 @@ class TokenCap(msgspec.Struct, frozen=True):
     def prefill_tokens(self, decode_rows: int, waiting: int) -> int:
         if not decode_rows:
             return self.alone
-        return max(self.mixed, min(self.mixed + self.per_row * (decode_rows - 1), self.alone))
+        more = self.per_row * (decode_rows - 1) + self.per_waiting * waiting
+        return max(self.mixed, min(self.mixed + more, self.alone))
