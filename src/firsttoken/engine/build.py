@@ -97,7 +97,7 @@ def warm_up(executor: Executor, config: EngineConfig, checkpoint: Checkpoint) ->
 
     The KV written here lies in blocks that no prefix chain knows, so it can never be read by a request.
     """
-    tokens = min(WARM_UP_TOKENS, config.executor.max_model_len - 1)
+    tokens = min(WARM_UP_TOKENS, config.executor.max_model_len - 1, config.executor.max_step_tokens)
     if tokens < 1:
         return
     format_ = config.executor.kv_format

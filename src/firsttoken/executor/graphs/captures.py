@@ -28,6 +28,7 @@ class Captures:
         self._graphs: dict[Key, Graph] = {}
         self._queue = list(keys)
         self._most = most
+        self._refused: set[Key] = set()
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -45,11 +46,27 @@ class Captures:
 
     def may_have(self, key: Key) -> bool:
         """False for steps that are not worth a graph, and when there are enough."""
-        return key[0].tokens <= LARGEST_LEARNED and len(self._graphs) < self._most
+        return self._is_worth(key) and len(self._graphs) < self._most
+
+    def refuse(self, key: Key) -> None:
+        """It cannot be captured: its steps run kernel by kernel from now on."""
+        self._refused.add(key)
+        if key in self._queue:
+            self._queue.remove(key)
+
+    def stop(self) -> None:
+        """No more graphs than there are."""
+        self._queue.clear()
+        self._most = 0
+
+    def clear(self) -> None:
+        """Let go of all graphs, and make no more."""
+        self._graphs.clear()
+        self.stop()
 
     def missed(self, key: Key) -> None:
         """A step ran without a graph: make it the next one, if its like may have one."""
-        if key in self._graphs or key[0].tokens > LARGEST_LEARNED:
+        if key in self._graphs or not self._is_worth(key):
             return
         if key in self._queue:
             self._queue.remove(key)
@@ -60,6 +77,9 @@ class Captures:
     def next(self, ready: Callable[[Key], bool]) -> Key | None:
         """The first key in the queue that is ready."""
         return next((key for key in self._queue if ready(key)), None)
+
+    def _is_worth(self, key: Key) -> bool:
+        return key[0].tokens <= LARGEST_LEARNED and key not in self._refused
 
     @property
     def left(self) -> int:

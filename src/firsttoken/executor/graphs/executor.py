@@ -8,9 +8,11 @@ graphs are captured when the engine is idle, the smallest first, once other proc
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +34,7 @@ from firsttoken.models.step_view import Logits, StepModel, StepView
 from firsttoken.sampling.device.params import Needs
 from firsttoken.sampling.device.sampler import DeviceSampler
 
-# Places in the ring of inputs and results: one more than the most steps in flight.
+# Places in the ring of inputs and results: with more steps in flight `submit` would wait for the oldest.
 RING = 8
 # Kernels of a step that were not compiled ahead take seconds: without word of them only a long pause is used.
 LONG_PAUSE_NS = 2 * 10**9
@@ -40,6 +42,8 @@ LONG_PAUSE_NS = 2 * 10**9
 SHORT_PAUSE_NS = 2 * 10**8
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +92,13 @@ class GraphExecutor:
         self._model = model
         self._runtime = runtime
         self.table = ShapeTable(config.max_num_seqs, config.max_step_tokens, model.tile_rows)
-        most = self.table.largest()
-        ring = [runtime.pinned(StepLayout(most).words) for _ in range(RING)]
-        self._inputs = StepInputs(self.table, ring, runtime.device)
-        self._rows = StreamRows(
-            config.max_num_seqs, config.max_model_len, config.kv_format.block_tokens, runtime.device
-        )
-        rows = self.table.largest().samples
-        with self._working():
-            self._sampler = DeviceSampler(model.vocab_size, config.max_num_seqs, rows, runtime.device)
-        self._results = ResultRing(rows, RING, runtime)
+        slots, largest = config.max_num_seqs, self.table.largest()
+        ring = [runtime.pinned(StepLayout(largest).words) for _ in range(RING)]
+        with self._working():  # what is zeroed must be so in the order of the steps' stream
+            self._inputs = StepInputs(self.table, ring, runtime.device)
+            self._rows = StreamRows(slots, config.max_model_len, config.kv_format.block_tokens, runtime.device)
+            self._sampler = DeviceSampler(model.vocab_size, slots, largest.samples, runtime.device)
+            self._results = ResultRing(largest.samples, RING, runtime)
         self._places = [
             _Place(Staging(runtime.pinned(STAGING_WORDS)), runtime.event(), runtime.event()) for _ in range(RING)
         ]
@@ -144,6 +145,9 @@ class GraphExecutor:
         self._closed = True
         self._kernels.close()
         self._runtime.synchronize()
+        for flying in self._flying:
+            if flying is not None:
+                flying.result()  # kept by the step itself, for who reads it later
         # Flying steps hold the executor itself, and graphs the memory that they were captured with.
         self._flying.clear()
         self._captures = Captures([])
@@ -159,11 +163,11 @@ class GraphExecutor:
         if key is None:
             return False
         began = now_ns()
-        if self._rehearsed == key:
-            self.capture(*key)
+        if self._rehearsed != key:
+            if self._attempt(key, lambda: self._run_padded(key)):
+                self._rehearsed = key
         else:
-            self._run_padded(key)
-            self._rehearsed = key
+            self._attempt(key, lambda: self.capture(*key))
         took = now_ns() - began
         self._slowest_ns = max(self._slowest_ns, took)
         log.debug("%s %s: %.1f ms", "captured" if key in self._captures else "loaded", key, took / 1e6)
@@ -205,6 +209,41 @@ class GraphExecutor:
 
     # ------------------------------------------------------------------ inside
 
+    def _attempt(self, key: Key, work: Callable[[], None]) -> bool:
+        """Whether ``work`` towards the graph of ``key`` came to its end. Steps do without a graph, so all that may fail
+        here is the device itself."""
+        try:
+            try:
+                work()
+                return True
+            except torch.OutOfMemoryError:
+                pass
+            # A capture cannot take what earlier steps left in the allocator's cache.
+            self._runtime.release()
+            work()
+            return True
+        except torch.OutOfMemoryError:
+            log.warning("no memory is left for more than %d captured steps: others run by kernels", len(self._captures))
+            self._captures.stop()
+        except Exception:
+            self._runtime.synchronize()  # raises if the device has failed
+            log.exception("%s is not captured, its steps run by kernels", key)
+            self._captures.refuse(key)
+        return False
+
+    def _with_memory(self, work: Callable[[], T]) -> T:
+        """``work``, which may be done twice; when memory does not suffice, at the cost of all graphs."""
+        try:
+            return work()
+        except torch.OutOfMemoryError:
+            if not len(self._captures):
+                raise
+        log.warning("no memory is left for a step: %d captured ones are given up", len(self._captures))
+        self._runtime.synchronize()
+        self._captures.clear()
+        self._runtime.release()
+        return work()
+
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
         with torch.inference_mode(), self._runtime.stream():
@@ -227,8 +266,11 @@ class GraphExecutor:
     def _run_padded(self, key: Key) -> None:
         index = self._take_place()
         with self._working():
-            self._inputs.pad(key[0], index)
-            self._segment(*key)
+            try:
+                self._inputs.pad(key[0], index)
+                self._segment(*key)
+            finally:
+                self._places[index].end.record()
 
     def _tell_captured(self) -> None:
         log.info(
@@ -239,11 +281,13 @@ class GraphExecutor:
         )
 
     def _take_place(self) -> int:
-        """The next place of the ring, once the step that had it has ended and was read."""
+        """The next place of the ring, once what had it has ended and was read."""
         index, self._next = self._next, (self._next + 1) % RING
-        flying = self._flying[index]
+        flying, self._flying[index] = self._flying[index], None
         if flying is not None:
             flying.result()
+        else:
+            self._places[index].end.synchronize()
         self._places[index].staging.reset()
         return index
 
@@ -254,7 +298,11 @@ class GraphExecutor:
         for row in plan.starts:
             self._rows.start(row, staging)
             known = np.frombuffer(row.tokens, dtype="<u4").astype(np.int64)
-            self._sampler.start(row.slot, row.params, row.seed, known, row.num_prompt, row.stop_ids)
+            self._with_memory(
+                functools.partial(
+                    self._sampler.start, row.slot, row.params, row.seed, known, row.num_prompt, row.stop_ids
+                )
+            )
         return self._rows.patches(plan.blocks)
 
     def _shape(self, plan: StepPlan) -> StepShape:
@@ -279,15 +327,15 @@ class GraphExecutor:
             needs |= RANDOM
         key = shape, class_of(needs)
         model = self._captures.get((shape, None))
-        if model is None and key in self._launched and self._captures.may_have(key):
-            # Launching one by one takes the host as long as capturing. Once, so that all kernels are loaded, is enough.
-            self._captures.add(key, self._captured(key))
+        # Launching one by one takes the host as long as capturing. Once, so that all kernels are loaded, is enough.
+        again = model is None and key in self._launched and self._captures.may_have(key)
+        if again and self._attempt(key, lambda: self._captures.add(key, self._captured(key))):
             self._run(shape, needs)
             return
         if model is None:
             self._captures.missed(key)
             self._kernels.wait(key)
-            self._segment(shape, needs)
+            self._with_memory(lambda: self._segment(shape, needs))
             self._launched.add(key)
             return
         model.replay()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -88,8 +89,12 @@ class CUDARuntime:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 segment()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                # What failed may have broken the capture too: what is said of that would hide the reason.
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph.replay
 
     def graph_bytes(self) -> int:

@@ -1,0 +1,282 @@
+"""The executor's own part: places of the ring, graphs, memory. The model computes nothing, so it costs no kernels."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from firsttoken.core.kv_format import KVFormat
+from firsttoken.core.plan import RowBlocks, RowStart, RowWork, StepPlan
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.engine.build import warm_up
+from firsttoken.executor.config import ExecutorConfig
+from firsttoken.executor.graphs import executor as module
+from firsttoken.executor.graphs.executor import GREEDY, RING, GraphExecutor
+from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
+from firsttoken.executor.graphs.profiles import ShapeTable
+from firsttoken.executor.graphs.runtime import HostRuntime
+from firsttoken.kernels.block_table.reference import patch_blocks
+from firsttoken.models.step_view import StepView
+
+TILE = 64
+
+
+class Model:
+    """Has no logits, so nothing is sampled; `forward` may be told to fail."""
+
+    vocab_size, nbytes, tile_rows = 100, 0, TILE
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+        self.steps = 0
+
+    def forward(self, step: StepView) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.steps += 1
+
+
+class Event:
+    def __init__(self) -> None:
+        self.pending = False
+
+    def record(self) -> None:
+        self.pending = True
+
+    def query(self) -> bool:
+        return not self.pending
+
+    def synchronize(self) -> None:
+        self.pending = False
+
+
+class Runtime(HostRuntime):
+    """Events pass when they are waited for, and captures may be told to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: list[Exception] = []
+        self.released = 0
+        self.broken = False
+
+    def event(self) -> Event:
+        return Event()
+
+    def capture(self, segment: Callable[[], object]) -> Callable[[], None]:
+        if self.failures:
+            raise self.failures.pop(0)
+        return super().capture(segment)
+
+    def synchronize(self) -> None:
+        if self.broken:
+            raise RuntimeError("the device has failed")
+
+    def release(self) -> None:
+        self.released += 1
+
+
+@pytest.fixture
+def make(monkeypatch) -> Callable[..., tuple[GraphExecutor, Model, Runtime]]:
+    monkeypatch.setattr(module, "patch_blocks", lambda patches, tables, pdl: patch_blocks(patches, tables))
+
+    def executor(**changes: int) -> tuple[GraphExecutor, Model, Runtime]:
+        model, runtime = Model(), Runtime()
+        sizes = {"max_num_seqs": 4, "max_model_len": 64, "max_step_tokens": 64, **changes}
+        config = ExecutorConfig(
+            device="graphs",
+            dtype="bfloat16",
+            quantization="none",
+            kv_format=KVFormat(dtype="bfloat16", layers=1, kv_heads=1, head_dim=16),
+            kv_blocks=16,
+            threads=1,
+            adaptive_threads=False,
+            **sizes,
+        )
+        return GraphExecutor(config, model, runtime), model, runtime
+
+    return executor
+
+
+@pytest.fixture
+def made(make) -> tuple[GraphExecutor, Model, Runtime]:
+    return make()
+
+
+def decode(step: int, slots: int = 1) -> StepPlan:
+    return StepPlan(step, [RowWork(slot, step, 1, True) for slot in range(slots)])
+
+
+def out_of_memory() -> Exception:
+    return torch.OutOfMemoryError("CUDA out of memory")
+
+
+def idle(executor: GraphExecutor) -> bool:
+    executor._busy_ns = 0
+    return executor.idle()
+
+
+def test_a_place_is_used_again_when_its_padded_step_has_ended(made):
+    executor, _, _ = made
+    key = executor.table.shape(1, [], 0), GREEDY
+    for _ in range(RING):
+        executor._run_padded(key)
+    oldest = executor._places[0].end
+    assert not oldest.query()
+    assert executor._take_place() == 0
+    assert oldest.query(), "its inputs may not have been copied yet"
+
+
+def test_more_steps_than_places_wait_for_the_oldest_and_keep_their_results(made):
+    executor, _, _ = made
+    flying = [executor.submit(decode(step)) for step in range(3 * RING)]
+    assert [step.done() for step in flying] == [True] * 2 * RING + [False] * RING
+    assert [step.result().step_id for step in flying] == list(range(3 * RING))
+
+
+def test_a_step_can_be_read_after_its_executor_was_closed(made):
+    executor, _, _ = made
+    flying = [executor.submit(decode(step)) for step in range(3)]
+    executor.close()
+    assert [step.result().step_id for step in flying] == [0, 1, 2]
+
+
+def test_a_capture_without_memory_is_tried_again_with_what_can_be_released(made):
+    executor, _, runtime = made
+    key = executor._next_capture()
+    idle(executor)
+    runtime.failures = [out_of_memory()]
+    idle(executor)
+    assert key in executor._captures
+    assert runtime.released == 1
+
+
+def test_without_memory_for_captures_steps_run_by_kernels(made, caplog):
+    executor, model, runtime = made
+    idle(executor)
+    runtime.failures = [out_of_memory(), out_of_memory()]
+    assert not idle(executor), "there is nothing more to capture"
+    assert "no memory is left for more than 0 captured steps" in caplog.text
+    before = model.steps
+    for step in range(4):
+        executor.submit(decode(step)).result()
+    assert model.steps == before + 4
+    assert not len(executor._captures)
+    assert not idle(executor)
+
+
+def test_under_load_too(made):
+    executor, model, runtime = made
+    executor.submit(decode(0)).result()
+    runtime.failures = [out_of_memory(), out_of_memory()]
+    for step in (1, 2):
+        executor.submit(decode(step)).result()
+    assert model.steps == 3
+    assert not len(executor._captures)
+
+
+def test_what_cannot_be_captured_is_left_out_and_the_others_are_not(made, caplog):
+    executor, model, _ = made
+    refused = executor._next_capture()
+    model.failures = [RuntimeError("out of resources")]
+    while idle(executor):
+        pass
+    assert "out of resources" in caplog.text
+    assert refused not in executor._captures
+    assert len(executor._captures) > 4
+    for step in range(3):
+        executor.submit(decode(step)).result()
+    assert refused not in executor._captures
+
+
+def test_a_failed_device_is_not_taken_for_a_kernel_that_fails(made):
+    executor, model, runtime = made
+    model.failures, runtime.broken = [RuntimeError("illegal address")], True
+    with pytest.raises(RuntimeError, match="the device has failed"):
+        idle(executor)
+
+
+def test_a_step_without_memory_takes_that_of_the_graphs(made, caplog):
+    executor, model, _ = made
+    executor.capture(executor.table.shape(1, [], 0), GREEDY)
+    model.failures = [out_of_memory()]
+    assert executor.submit(decode(5, slots=3)).result().step_id == 5
+    assert "1 captured ones are given up" in caplog.text
+    assert not len(executor._captures)
+    model.failures = [out_of_memory()]
+    with pytest.raises(torch.OutOfMemoryError):
+        executor.submit(decode(6, slots=3))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("slots", "tokens"), [(1, 1), (1, 64), (2, 1), (5, 7), (40, 40), (64, 512), (300, 1000)])
+def test_any_plan_within_the_limits_fits_its_shape(slots, tokens, deterministic):
+    """With every part of the layout guarded by what lies behind it: the padding of others stays as it was."""
+    chance = random.Random(slots * 10_000 + tokens)
+    table = ShapeTable(slots, tokens + slots if deterministic else max(tokens, slots), TILE)
+    ring = [torch.zeros(StepLayout(table.largest()).words, dtype=torch.int32)]
+    inputs = StepInputs(table, ring, torch.device("cpu"))
+    for _ in range(60):
+        plan = random_plan(chance, slots, tokens)
+        decodes = 0 if deterministic else sum(row.count == 1 and row.sample for row in plan.work)
+        chunks = plan.work[decodes:]
+        shape = table.shape(decodes, [row.count for row in chunks], sum(row.sample for row in chunks))
+        room = inputs.layout(shape).num_patches
+        patches = [(row.slot, 1, 2) for row in plan.work[:decodes]]
+        assert len(patches) <= room
+        inputs.pack(plan, shape, patches, 0)
+        view = inputs.view(shape, ring[0], ring[0], pdl=False)
+        used = sorted((int(s), int(p)) for s, p in zip(view.slots, view.positions, strict=True) if p >= 0)
+        assert used == sorted((row.slot, row.start + i) for row in plan.work for i in range(row.count))
+        sampled = [(row.slot, row.start + row.count) for row in plan.work if row.sample]
+        got = list(zip(view.sample_slots.tolist(), view.sample_positions.tolist(), strict=True))
+        assert got == sampled + [(-1, -1)] * (shape.samples - len(sampled))
+        last = view.sample_rows[: len(sampled)].long()
+        assert view.slots[last].tolist() == [slot for slot, _ in sampled]
+        assert view.positions[last].tolist() == [position - 1 for _, position in sampled]
+        assert view.patches[:, 0].tolist() == [slot for slot, _, _ in patches] + [-1] * (room - len(patches))
+        assert int(view.tiles[:, 3].sum()) == sum(row.count for row in chunks)
+
+
+def random_plan(chance: random.Random, slots: int, tokens: int) -> StepPlan:
+    """As the scheduler makes them: rows of one token that sample, then chunks of at most ``tokens`` in all."""
+    order = chance.sample(range(slots), chance.randint(1, slots))
+    decodes = chance.choice([0, len(order), chance.randint(0, len(order))])
+    work = [RowWork(slot, chance.randint(0, 5000), 1, True) for slot in order[:decodes]]
+    left = tokens
+    for slot in order[decodes:]:
+        if not left:
+            break
+        count = chance.choice([1, left, chance.randint(1, left), min(left, chance.randint(1, 9))])
+        left -= count
+        work.append(RowWork(slot, chance.randint(0, 5000), count, count > 1 and chance.random() < 0.5))
+    return StepPlan(0, work)
+
+
+def test_a_slot_retired_in_flight_starts_again_in_order(made):
+    executor, _, _ = made
+    raw = np.arange(5, dtype="<u4").tobytes()
+    start = RowStart(3, 1, raw, 5, SamplingParams(), 0, [4])
+    executor.submit(StepPlan(0, [RowWork(3, 0, 5, True)], [start], [RowBlocks(3, [7, 9])]))
+    assert executor._rows.block_tables[3, :3].tolist() == [4, 7, 9], "more patches than a shape without decode rows has"
+    again = RowStart(3, 2, raw, 5, SamplingParams(temperature=0, logprobs=2), 0, [8])
+    flying = executor.submit(StepPlan(1, [RowWork(3, 0, 5, True)], [again], [], [3]))
+    executor.submit(StepPlan(2, [RowWork(3, 5, 1, True)], [], [RowBlocks(3, [1])]))
+    executor.submit(StepPlan(3, [RowWork(0, 0, 1, True)], retire=[3]))
+    assert flying.result().samples[0].logprobs is not None, "as its own step wanted it"
+    assert executor._rows.block_tables[3, :2].tolist() == [8, 1]
+
+
+@pytest.mark.parametrize(("slots", "length", "tokens"), [(1, 1, 1), (1, 2, 1), (1, 17, 1), (3, 17, 5), (64, 64, 512)])
+def test_engines_of_any_size_warm_up(make, slots, length, tokens):
+    executor, model, _ = make(max_num_seqs=slots, max_model_len=length, max_step_tokens=max(slots, tokens))
+    config = SimpleNamespace(executor=executor._config)
+    warm_up(executor, config, SimpleNamespace(config=SimpleNamespace(vocab_size=100)))
+    assert model.steps == (0 if length == 1 else 3)
+    while idle(executor):
+        pass
+    assert not executor._captures.left
