@@ -11,8 +11,9 @@ from firsttoken.checkpoint.model_config import ModelConfig, RopeConfig
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.devices.cpu import CPUDevice, CPUFacts
-from firsttoken.devices.cuda import CUDADevice
+from firsttoken.devices.cuda import CUDADevice, PlannedGPU
 from firsttoken.engine.resolve import GIB, MIB, resolve
+from firsttoken.executor.ahead.gpus import KNOWN
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -114,6 +115,24 @@ def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
 def test_what_cannot_be_honoured_is_refused(args, words):
     with pytest.raises(ConfigError, match=words):
         _resolve(**args)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_step_has_room_for_all_that_may_be_planned(deterministic):
+    gpu = PlannedGPU(KNOWN["h100"])
+    if deterministic and not gpu.policy.deterministic:
+        pytest.skip("this device does not offer it")
+    args = EngineArgs(max_num_seqs=40, prefill_tokens=100, mixed_prefill_tokens=7, deterministic=deterministic)
+    _, config = resolve(args, CHECKPOINT, [gpu])
+    # The scheduler caps the prompts' part; deterministic decode rows are chunks beside it.
+    assert config.executor.max_step_tokens == (140 if deterministic else 100)
+
+
+def test_a_gpu_takes_as_many_steps_in_flight_as_its_ring_has_places():
+    gpu = PlannedGPU(KNOWN["h100"])
+    assert resolve(EngineArgs(in_flight=8), CHECKPOINT, [gpu])[1].in_flight == 8
+    with pytest.raises(ConfigError, match="in_flight may be at most 8 here, got 9"):
+        resolve(EngineArgs(in_flight=9), CHECKPOINT, [gpu])
 
 
 def test_weights_that_cannot_fit_are_refused_with_the_numbers():

@@ -42,6 +42,8 @@ POLICY = DevicePolicy(
     mixed_prefill_per_waiting=64,
     # The host plans and launches a step while the one before it runs.
     in_flight=2,
+    # Places in the executor's ring (`executor.graphs.executor.RING`).
+    max_in_flight=8,
     deterministic=True,
 )
 

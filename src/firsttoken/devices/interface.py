@@ -37,7 +37,8 @@ class DevicePolicy:
     ``kv_share`` of the memory that weights and work space leave goes to the KV cache, at most ``kv_limit`` bytes (None:
     no limit). ``prefill_tokens`` and the ``mixed_`` values are those of `scheduler.budget.TokenCap`; ``in_flight``
     as in `EngineConfig`. ``fixed_memory`` bytes are kept for what the device's libraries take.
-    ``deterministic``: `EngineArgs.deterministic` can be honoured.
+    ``max_in_flight`` steps can be submitted without waiting. ``deterministic``: `EngineArgs.deterministic` can be
+    honoured.
     """
 
     kv_share: float
@@ -48,6 +49,7 @@ class DevicePolicy:
     mixed_prefill_per_row: int
     mixed_prefill_per_waiting: int
     in_flight: int
+    max_in_flight: int = 64
     deterministic: bool = False
 
 

@@ -21,7 +21,6 @@ MIB = 1 << 20
 GIB = 1 << 30
 # Far above what is of use, low enough that what is kept for each stays small.
 _MAX_NUM_SEQS = 4096
-_MAX_IN_FLIGHT = 64
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 
@@ -78,6 +77,9 @@ def resolve(
     max_model_len, kv_blocks = _lengths(args, config, kv_format, max_num_seqs, policy, (free, left), log)
     # More threads than processors only wait for each other, and OpenMP ends the process when it gets none.
     threads = _positive("threads", _given(args.threads, facts.threads), max(16, 2 * facts.threads))
+    prompt_tokens = max(prefill_tokens, mixed_prefill_tokens)
+    # With equal bits in any batch decode rows are computed as chunks, beside those of prompts.
+    step_tokens = prompt_tokens + max_num_seqs if args.deterministic else max(prompt_tokens, max_num_seqs)
     return device, EngineConfig(
         model=args.served_model_name or checkpoint.name,
         executor=ExecutorConfig(
@@ -88,7 +90,7 @@ def resolve(
             kv_blocks=kv_blocks,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
-            max_step_tokens=max(prefill_tokens, mixed_prefill_tokens, max_num_seqs),
+            max_step_tokens=step_tokens,
             threads=threads,
             adaptive_threads=args.threads is None,
             deterministic=args.deterministic,
@@ -99,7 +101,7 @@ def resolve(
         # A cap that was asked for is kept as it is.
         mixed_prefill_per_row=policy.mixed_prefill_per_row if args.mixed_prefill_tokens is None else 0,
         mixed_prefill_per_waiting=policy.mixed_prefill_per_waiting if args.mixed_prefill_tokens is None else 0,
-        in_flight=_positive("in_flight", _given(args.in_flight, policy.in_flight), _MAX_IN_FLIGHT),
+        in_flight=_positive("in_flight", _given(args.in_flight, policy.in_flight), policy.max_in_flight),
     )
 
 

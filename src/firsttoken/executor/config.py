@@ -10,8 +10,9 @@ from firsttoken.core.kv_format import KVFormat
 @dataclass(frozen=True, kw_only=True)
 class ExecutorConfig:
     """``threads`` is for CPU compute (at most so many when ``adaptive_threads``, which leaves cores to other programs),
-    ``max_model_len`` and ``max_step_tokens`` (the most that one step computes) in tokens, ``kv_blocks`` in blocks of
-    ``kv_format``. ``deterministic``: a row's bits depend on no other row."""
+    ``max_model_len`` and ``max_step_tokens`` (the most that one step computes: in chunks, or in decode rows) in tokens,
+    ``kv_blocks`` in blocks of ``kv_format``. ``deterministic``: a row's bits depend on no other row, and decode rows
+    count as chunks."""
 
     device: str
     dtype: str
