@@ -176,6 +176,16 @@ def test_readiness_follows_the_plan():
     assert kernels.ready(strange)
 
 
+def test_a_compiler_that_hangs_is_waited_for_once():
+    keys = all_keys(ShapeTable(4, 64, 64))
+    compiler = FakeCompiler()
+    kernels = Readiness(compiler, keys)
+    kernels.wait(keys[0])
+    kernels.wait(keys[1])
+    assert compiler.waits == [1]
+    assert kernels.unsure
+
+
 def test_without_a_compiler_everything_is_ready_and_a_lost_one_makes_unsure(caplog):
     assert Readiness().ready((StepShape(1, 1, 0, 1), None))
     assert not Readiness().unsure
@@ -250,6 +260,14 @@ def test_the_client_hears_and_ends_its_process():
     assert not compiler.alive
     assert compiler._process.returncode is not None
     assert not compiler.poll()
+
+
+def test_the_client_passes_over_what_is_no_progress():
+    compiler = AheadCompiler([sys.executable, "-c", "import time; print('hello', flush=True); time.sleep(60)"])
+    assert compiler.poll(20)
+    assert compiler.alive
+    assert compiler.progress == progress()
+    compiler.close()
 
 
 def test_the_client_outlives_a_process_that_dies(caplog):

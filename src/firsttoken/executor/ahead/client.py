@@ -63,8 +63,12 @@ class AheadCompiler:
             self._lost()
             return False
         *lines, self._rest = (self._rest + got).split(b"\n")
-        if lines:
-            self.progress = msgspec.json.decode(lines[-1], type=Progress)
+        try:
+            if lines:
+                self.progress = msgspec.json.decode(lines[-1], type=Progress)
+        except msgspec.DecodeError:
+            # A library printed something; the next line brings all that this one would have.
+            log.debug("not progress: %r", lines[-1])
         if self.progress.finished:
             self.close()
         return True

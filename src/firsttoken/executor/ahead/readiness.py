@@ -66,8 +66,12 @@ class Readiness:
         compiler = self._compiler
         if compiler is None or compiler.progress.ready >= entries or not compiler.alive:
             return
-        if not compiler.wait_ready(entries, _LONGEST_WAIT_S) and not compiler.progress.finished:
-            log.warning("kernels of a step were not compiled ahead in time: they are compiled now")
+        before = compiler.progress.done
+        if compiler.wait_ready(entries, _LONGEST_WAIT_S) or compiler.progress.finished:
+            return
+        log.warning("kernels of a step were not compiled ahead in time: they are compiled now")
+        if compiler.progress.done == before:
+            compiler.close()  # it hangs, and the next step would wait as long
 
     def close(self) -> None:
         if self._compiler is not None:
