@@ -197,6 +197,18 @@ def test_a_step_that_raises_fails_the_engine_and_says_so(start):
     assert isinstance(engine.error, RuntimeError)
 
 
+def test_a_device_that_fails_in_closing_leaves_the_channel_closed(start, monkeypatch):
+    engine = start(count_up)
+
+    def fail():
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(engine.executor, "close", fail)
+    engine.stop()
+    assert engine.closed.wait(5)
+    assert "the device is gone" in str(engine.error)
+
+
 def test_an_idle_engine_beats(start):
     engine = start(count_up)
     first = engine.messages.get(timeout=5).stats

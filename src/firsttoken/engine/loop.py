@@ -99,10 +99,12 @@ class EngineLoop:
             self._tell_failure(error)
             raise
         finally:
-            self._executor.close()
-            self._gc.stop()
-            self._run_queue.stop()
-            self._channel.close()
+            try:
+                self._executor.close()  # a device that has failed raises here once more
+            finally:
+                self._gc.stop()
+                self._run_queue.stop()
+                self._channel.close()
 
     def turn(self) -> None:
         """One turn: never longer than one step, or one heartbeat when idle."""
