@@ -132,6 +132,22 @@ def test_every_sink_is_told_of_the_end_once(client, link):
     assert len(client.sent) == 1
 
 
+@pytest.mark.parametrize(("asked", "lines"), [(False, 1), (True, 0)])
+def test_the_death_of_a_started_engine_is_logged_once(client, link, caplog, asked, lines):
+    client.tell(Ready(INFO))
+    if asked:
+        link.fail("it was shut down", asked=True)
+    client.hang_up()
+    link.fail("again")
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * lines
+
+
+def test_an_engine_that_never_started_logs_no_death(client, link, caplog):
+    client.tell(Failed("no such device", kind="config"))
+    client.hang_up()
+    assert not caplog.records, "whoever waits for the start reports it"
+
+
 def test_a_closed_channel_found_while_sending_is_a_death(client, link):
     log = []
     link.submit([request(1)], Sink(log))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from typing import Protocol
@@ -23,6 +24,8 @@ from firsttoken.transport.messages import (
     StepOutputs,
     Submit,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -101,11 +104,16 @@ class EngineLink:
             self.fail("it ended without a word")
         self._suspect = True
 
-    def fail(self, why: str, unready: FirstTokenError | None = None) -> None:
-        """The engine is gone: tell everyone who waits, once; those who wait for its start get ``unready`` if given."""
+    def fail(self, why: str, unready: FirstTokenError | None = None, *, asked: bool = False) -> None:
+        """The engine is gone: tell everyone who waits, once; those who wait for its start get ``unready`` if given.
+
+        A started engine's end is logged, unless it was ``asked`` for: without requests nobody else would hear of it.
+        """
         if self.error is not None:
             return
         self.error = EngineDead(f"the engine stopped: {why}")
+        if self.ready.done() and not asked:
+            logger.error("%s; requests that ended with it: %d", self.error, len(self._sinks))
         with contextlib.suppress(InvalidStateError):  # it may have been ready
             self.ready.set_exception(unready or self.error)
         sinks = {id(sink): sink for sink in list(self._sinks.values())}

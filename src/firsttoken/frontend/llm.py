@@ -327,5 +327,5 @@ def _progress(total: int, show: bool) -> Iterator[Any]:
 
 
 def _stop(link: EngineLink) -> None:
-    link.fail("it was closed")
+    link.fail("it was closed", asked=True)
     link.handle.stop(_STOP_S)
