@@ -111,7 +111,7 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "prefill_tokens": Option("prompt tokens in a step without decoding (default: auto)", positive_int, "TOKENS"),
     "mixed_prefill_tokens": Option("prompt tokens in a step that also decodes (default: auto)", positive_int, "TOKENS"),
     "in_flight": Option("steps submitted before the first one's result is read (default: auto)", positive_int, "N"),
-    "threads": Option("CPU threads that compute (default: one a core)", positive_int, "N"),
+    "threads": Option("CPU threads that compute (default: one a core that others leave)", positive_int, "N"),
     "deterministic": Option("equal bits whatever else is in the batch; slower, GPU only (default: off)", bool),
     "engine_core": Option("processor that the engine's own thread keeps to (default: any)", natural_int, "CORE"),
     "seed": Option("where the random choices of requests without a seed start from (default: 0)", whole_int, "N"),

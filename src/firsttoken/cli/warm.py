@@ -82,7 +82,8 @@ def _gpu(name: str | None) -> GPU:
 
     refusal = CUDADevice().refusal()
     if refusal is not None:
-        raise ConfigError(f"there is no GPU here to compile for ({refusal}): name one by --gpu")
+        why = refusal.partition(";")[0]  # what follows is advice for a command that computes
+        raise ConfigError(f"there is no GPU here to compile for ({why}): name one by --gpu")
     return present_gpu()
 
 
