@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from array import array
 from itertools import pairwise
@@ -180,6 +181,18 @@ async def test_a_shutdown_while_starting_ends_the_start(tokenizer):
     await llm.shutdown()
     with pytest.raises(EngineDead, match="shut down"):
         await asyncio.wait_for(starting, 1)
+
+
+async def test_a_cancelled_start_leaves_no_error_for_asyncio_to_log(tokenizer, caplog):
+    llm = AsyncLLM(StubEngine(says("hi"), start_s=0.3), tokenizer=tokenizer)
+    starting = asyncio.create_task(llm.start())
+    await asyncio.sleep(0.02)
+    starting.cancel()
+    await llm.shutdown()
+    del llm
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not caplog.records
 
 
 async def test_use_before_start_is_an_error_and_generate_starts(tokenizer):

@@ -366,7 +366,7 @@ class AsyncLLM:
         if self._pool is not None:
             self._pool.close()
         if self._link is not None:
-            self._link.fail("it was shut down")
+            self._link.fail("it was shut down", asked=True)
         await self._end_start()
         if self._link is not None:
             # An engine that is still starting does not look at its messages, and has nothing to finish.
@@ -380,6 +380,8 @@ class AsyncLLM:
         if self._link is None:
             self._starting.cancel()
         await asyncio.wait([self._starting])
+        if not self._starting.cancelled():
+            self._starting.exception()  # else asyncio logs it when whoever waited was cancelled
 
     async def __aenter__(self) -> AsyncLLM:
         await self.start()
