@@ -55,6 +55,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "kv-dtype": ('"bfloat16"', "kv_dtype", "bfloat16"),
     "kv-memory": ("4096", "kv_memory", 4096),
     "prefix-caching": ("false", "prefix_caching", False),
+    "deterministic": ("true", "deterministic", True),
     "offline": ("true", "offline", True),
     "seed": ("-5", "seed", -5),
 } | {

@@ -121,6 +121,7 @@ def test_the_engine_process_logs_as_its_front_end_does(capfd):
         link = EngineLink(start_process(EngineArgs(model=TINY)))
         link.listen()
         link.ready.result(60)
+        link.fail("the test has seen enough", asked=True)
         link.handle.stop(10)
         return capfd.readouterr().err
 

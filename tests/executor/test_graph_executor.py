@@ -190,7 +190,7 @@ def test_a_row_computes_the_same_in_any_company():
     rows, starts = zip(*(driver.start(slot, prompt(9 + 5 * slot, slot)) for slot in range(SLOTS)), strict=True)
     for row, start in zip(rows, starts, strict=True):
         row.tokens += driver.step([RowWork(row.slot, 0, len(row.tokens), True)], [start])
-    for number in range(1, SLOTS + 1):
+    for number in (1, 3, SLOTS):
         driver.decode(list(rows[:number]))
         for index in range(number):
             assert close(driver.logits[index], reference.after(rows[index].tokens[:-1]))
@@ -212,7 +212,7 @@ def test_a_step_may_be_submitted_before_the_one_before_it_is_read():
     assert [step.result().samples[0].token for step in flying] == row.tokens[11:]
 
 
-@pytest.mark.parametrize("rows", [1, 3, 6])
+@pytest.mark.parametrize("rows", [1, 3])
 def test_a_captured_step_is_the_same_step(rows):
     checkpoint = make_weights("LlamaForCausalLM")
     eager, captured = Driver(make_executor(checkpoint)), Driver(make_executor(checkpoint))
@@ -223,10 +223,10 @@ def test_a_captured_step_is_the_same_step(rows):
     for driver in (eager, captured):
         batch = []
         for slot in range(rows):
-            row, start = driver.start(slot, prompt(20 + slot, slot))
+            row, start = driver.start(slot, prompt(7 + slot, slot))
             row.tokens += driver.step([RowWork(slot, 0, len(row.tokens), True)], [start])
             batch.append(row)
-        for _ in range(6):
+        for _ in range(3):
             driver.decode(batch)
         histories.append([row.tokens for row in batch])
     assert histories[0] == histories[1]
