@@ -11,7 +11,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.kernels.sample import reference as draws
 from firsttoken.kernels.sample.state import CHUNK, Outputs
 from firsttoken.sampling import reference
-from firsttoken.sampling.device.params import KIND_NEEDS, Needs, kind_of, needs_of
+from firsttoken.sampling.device.params import KIND_NEEDS, Needs, needs_of
 from firsttoken.sampling.device.results import read
 from firsttoken.sampling.device.sampler import DeviceSampler
 from firsttoken.sampling.sampler import ALL_MASKED, NON_FINITE
@@ -242,7 +242,6 @@ def test_log_probabilities_leave_out_the_impossible():
     ],
 )
 def test_kinds(params, kind, needs):
-    assert kind_of(params) == kind
     assert needs_of(params, 1000) == needs
     assert needs & ~KIND_NEEDS[kind] == Needs.NOTHING
 

@@ -21,8 +21,8 @@ from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.interface import Executor
 
 GIB = 1 << 30
-# bfloat16 matrix instructions and asynchronous copies begin with Ampere.
-OLDEST_CAPABILITY = (8, 0)
+# Dependent launches begin with Hopper, and the kernels' tiles are cut for its shared memory.
+OLDEST_CAPABILITY = (9, 0)
 # There where the kernel has NVIDIA's driver: asked before torch, which could tell more, is imported.
 CONTROL_DEVICE = Path("/dev/nvidiactl")
 QUANTIZATIONS = ("auto", "none")
@@ -68,7 +68,7 @@ class CUDADevice:
             name = torch.cuda.get_device_name()
             return (
                 f"{name} has compute capability {capability[0]}.{capability[1]}, the kernels need "
-                f"{OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]} or newer (Ampere); use --device cpu"
+                f"{OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]} or newer (Hopper); use --device cpu"
             )
         if importlib.util.find_spec("triton") is None:
             return "the kernels are written in Triton, which is not installed: pip install triton"

@@ -29,13 +29,10 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Profile:
-    """A range of sizes and the one that it is run at: ``low <= size <= high`` is padded to ``high``.
-
-    ``opt`` is the size that kernel configs are tuned for.
-    """
+    """A range of sizes, all run at the largest: ``low <= size <= high`` is padded to ``high``, which kernel configs are
+    tuned for."""
 
     low: int
-    opt: int
     high: int
 
 
@@ -69,7 +66,7 @@ def _up_to(highs: Sequence[int], most: int) -> list[Profile]:
     profiles, low = [], 1
     for high in highs:
         high = min(high, max(most, low))
-        profiles.append(Profile(low, high, high))
+        profiles.append(Profile(low, high))
         low = high + 1
         if high >= most:
             break

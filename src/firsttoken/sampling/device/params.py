@@ -50,13 +50,6 @@ def needs_of(params: SamplingParams, vocab_size: int, *, has_stops: bool = True)
     return needs
 
 
-def kind_of(params: SamplingParams) -> Kind:
-    """The smallest kind of segment that can serve ``params``: "greedy", "random" or, with extras, "rich"."""
-    if params.logit_bias or params.min_tokens > 0 or params.has_penalties or params.logprobs is not None:
-        return "rich"
-    return "greedy" if params.greedy else "random"
-
-
 def state_row(
     params: SamplingParams, seed: int, num_prompt: int, num_stops: int, vocab_size: int
 ) -> NDArray[np.float64]:
