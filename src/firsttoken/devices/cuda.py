@@ -25,8 +25,6 @@ GIB = 1 << 30
 OLDEST_CAPABILITY = (9, 0)
 # There where the kernel has NVIDIA's driver: asked before torch, which could tell more, is imported.
 CONTROL_DEVICE = Path("/dev/nvidiactl")
-QUANTIZATIONS = ("auto", "none")
-DTYPES = ("auto", "bfloat16")
 
 POLICY = DevicePolicy(
     # The rest is for graphs, cuBLAS and the allocator's rounding.

@@ -58,7 +58,7 @@ class _Place:
 class StepInFlight:
     """A submitted step, as `executor.interface.StepHandle`."""
 
-    __slots__ = ("_done", "_place", "_read", "_result")
+    __slots__ = ("_place", "_read", "_result")
 
     def __init__(self, place: _Place, read: Callable[[], StepResult]) -> None:
         self._place = place
