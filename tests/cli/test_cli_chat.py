@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -102,31 +100,6 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said() -> None:
     assert "stopped" in text
     assert source.closed == 2
     assert roles(source.asked[1]) == [("user", "a story"), ("assistant", "Once upon"), ("user", "go on")]
-
-
-def test_a_ctrl_c_that_python_drops_stops_the_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raised in a finaliser, its exception goes nowhere."""
-    dropped: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: dropped.append(unraisable.exc_type))
-
-    class Finalised:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGINT)
-
-    class Source(FakeSource):
-        def stream(self, messages: list[Message]) -> Iterator[str]:
-            yield "Once"
-            Finalised()
-            for _ in range(100):
-                yield " word"
-
-    source = Source()
-    before = signal.getsignal(signal.SIGINT)
-    text = talk(source, "a story", interactive=True)
-    assert dropped == [KeyboardInterrupt]
-    assert "stopped" in text
-    assert text.count("word") == 0
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_at_the_prompt_does_not_leave() -> None:

@@ -86,8 +86,11 @@ class Terminal:
 
 def _own_terminal() -> None:
     import fcntl
+    import signal
     import termios
 
+    # A shell starts its background jobs with SIGINT ignored, and children inherit that; a user's terminal does not.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import IO, TextIO
@@ -81,14 +79,12 @@ class Chat:
         stopped = False
         stream = self._source.stream([*self.messages, asked])
         try:
-            with _CtrlC() as ctrl_c:
-                for piece in stream:
-                    ctrl_c.check()
-                    if piece and not parts:
-                        first = time.perf_counter() - began
-                    if piece:
-                        parts.append(piece)
-                        self._write(piece)
+            for piece in stream:
+                if piece and not parts:
+                    first = time.perf_counter() - began
+                if piece:
+                    parts.append(piece)
+                    self._write(piece)
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
@@ -124,35 +120,6 @@ def show(text: str, terminal: IO[str]) -> None:
     """Write a model's text at once, without what would drive the terminal."""
     terminal.write(text.translate(_CONTROL))
     terminal.flush()
-
-
-class _CtrlC:
-    """Within it a Ctrl-C is never lost: Python drops what a signal raises inside a finaliser or a callback of the
-    collector, so that it came is remembered too, for `check`."""
-
-    def __init__(self) -> None:
-        self._came = False
-        self._before: signal.Handlers | Callable[..., object] | int | None = None
-
-    def __enter__(self) -> _CtrlC:
-        # Only the main thread may; and who handles the signal in another way has a reason.
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before = signal.signal(signal.SIGINT, self._remember)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def check(self) -> None:
-        """Raise `KeyboardInterrupt` if one was dropped."""
-        if self._came:
-            raise KeyboardInterrupt
-
-    def _remember(self, _signal: int, _frame: object) -> None:
-        self._came = True
-        raise KeyboardInterrupt
 
 
 def _close(stream: Iterator[str]) -> None:
