@@ -49,6 +49,10 @@ def test_latency_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert sum(result["start_ms"].values()) == pytest.approx(result["start_s"] * 1e3)
     assert {"command", "imports", "weights", "first_token"} <= set(result["start_ms"])
     assert len(result["rounds"]) == 2
+    assert result["captured_share"] == 0, "a CPU captures no steps"
+    assert {"transport", "queue", "prefill", "decode"} <= set(result["stages_ms"])
+    stages = sum(stage["mean"] for stage in result["stages_ms"].values())
+    assert 0.7 * result["e2e_ms"]["mean"] < stages < 1.1 * result["e2e_ms"]["mean"]
 
 
 def test_load_command(capsys: pytest.CaptureFixture[str]) -> None:

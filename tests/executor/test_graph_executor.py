@@ -75,6 +75,7 @@ class Driver:
         self.executor = executor
         self.logits: Tensor | None = None
         self.steps = 0
+        self.captured: list[bool] = []
         self._free = list(range(1, 64))
         forward = executor._model.forward
 
@@ -101,9 +102,10 @@ class Driver:
         return self.executor.submit(StepPlan(self.steps, list(work), list(starts), list(blocks)))
 
     def step(self, work, starts=(), blocks=()) -> list[int]:
-        samples = self.submit(work, starts, blocks).result().samples
-        assert all(sample.error is None for sample in samples)
-        return [sample.token for sample in samples]
+        result = self.submit(work, starts, blocks).result()
+        self.captured.append(result.captured)
+        assert all(sample.error is None for sample in result.samples)
+        return [sample.token for sample in result.samples]
 
     def decode(self, rows: list[Row]) -> list[int]:
         """One step of all rows; their new tokens are appended."""
@@ -263,6 +265,7 @@ def test_under_load_a_shape_is_captured_when_it_comes_again(monkeypatch):
     assert (executor.table.shape(1, [], 0), GREEDY) in executor._captures
     driver.decode([row])
     assert len(captured) == 1
+    assert driver.captured == [False, False, True, True]
 
 
 def test_a_closed_executor_holds_no_memory():

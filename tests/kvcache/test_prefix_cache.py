@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import timeit
 from array import array
 from typing import Any
 
@@ -235,6 +236,16 @@ def test_suspect_kv_is_forgotten_with_all_that_continues_it() -> None:
     assert cache.match(make_request(3, list(range(14)))) == (0, [])
     assert cache.stats().free == 16
     cache.check()
+
+
+def test_a_leak_is_found_when_there_is_no_request_and_at_no_cost() -> None:
+    cache = make_cache(60_000)
+    run_through(cache, make_request(1, list(range(14))))
+    # A request may come at once: a walk over all blocks, 20 ms, would be part of its first token.
+    assert min(timeit.repeat(cache.check_unused, number=10, repeat=5)) / 10 < 1e-3
+    assert cache.admit(make_request(2, list(range(9)))) is not None
+    with pytest.raises(AssertionError, match=r"requests \[2\] have ended and hold KV blocks"):
+        cache.check_unused()
 
 
 def test_grow_changes_nothing_when_the_pool_is_short() -> None:

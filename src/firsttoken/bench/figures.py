@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from firsttoken.bench.requests import Timed
+from firsttoken.observability.account import STAGES
 from firsttoken.observability.percentiles import percentile, percentiles
 
 
 def latency_figures(requests: Sequence[Timed]) -> dict[str, Any]:
     """Percentile objects in ms over ``requests`` (each with a token at least): ``ttft_ms`` and ``e2e_ms`` from the
-    sending on, ``tpot_ms`` one value a request, ``itl_ms`` one value a gap."""
+    sending on, ``tpot_ms`` one value a request, ``itl_ms`` one value a gap; and in ``stages_ms`` those of each stage
+    that took any time."""
+    stages = {name: [one.stages.get(name, 0.0) for one in requests] for name in STAGES}
     return {
         "ttft_ms": percentiles(one.ttft_ms for one in requests),
         "tpot_ms": percentiles(tpot for one in requests if (tpot := one.tpot_ms) is not None),
         "itl_ms": percentiles(gap for one in requests for gap in one.gaps_ms),
         "e2e_ms": percentiles(one.e2e_ms for one in requests),
+        "stages_ms": {name.removesuffix("_ms"): percentiles(values) for name, values in stages.items() if any(values)},
     }
 
 

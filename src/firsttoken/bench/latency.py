@@ -50,7 +50,10 @@ async def measure_latency(session: Session, config: LatencyConfig, say: Say = la
     """The figures under their public names. Raises `BenchFailed` when a request got less than it asked for."""
     session.check_length(config.input + config.output)
     rounds = []
+    before = session.llm.stats
     for number in range(-config.warmup, config.repeat):
+        if number == 0:
+            before = session.llm.stats
         say(f"round {number + 1} of {config.repeat}" if number >= 0 else "warming up")
         rounds.append(await _round(session, config, number))
     del rounds[: config.warmup]
@@ -58,6 +61,7 @@ async def measure_latency(session: Session, config: LatencyConfig, say: Say = la
         **latency_figures([one for round_ in rounds for one in round_.requests]),
         **_throughput(config, rounds),
         "host_us_per_step": sum((round_.host for round_ in rounds), HostTime()).us_per_step,
+        "captured_share": session.captured_share(before),
         "rounds": [_round_figures(round_) for round_ in rounds],
         "start_s": session.start_s,
         "start_ms": session.start_ms,

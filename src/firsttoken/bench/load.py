@@ -56,6 +56,7 @@ async def measure_load(session: Session, config: LoadConfig, say: Say = lambda t
         say(f"warming up for {config.warmup_s:g} s")
         await _run(session.llm, config, config.warmup_s, config.seed + 1)
     say(f"measuring for {config.seconds:g} s")
+    before = session.llm.stats
     run = await _run(session.llm, config, config.seconds, config.seed)
     answered = [one for one in run.requests if one.ok]
     reasons = Counter(one.error for one in run.requests if one.error is not None)
@@ -76,6 +77,7 @@ async def measure_load(session: Session, config: LoadConfig, say: Say = lambda t
         "goodput_rps": good / run.wall_s,
         "targets": _targets(config, figures),
         "late_ms": percentiles(run.late_ms),
+        "captured_share": session.captured_share(before),
         "wall_s": run.wall_s,
         "start_s": session.start_s,
         "start_ms": session.start_ms,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import FirstTokenError
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.observability.account import STAGES
 
 if TYPE_CHECKING:
     from firsttoken.frontend.async_llm import AsyncLLM
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Timed:
     """A request as its caller saw it. ``sent_ns`` is the instant before it was handed to the engine's front end,
-    ``arrivals`` the instant and number of tokens of each delivery; ``error`` says why it has no more of them."""
+    ``arrivals`` the instant and number of tokens of each delivery; ``stages`` is the engine's account of its time (see
+    `observability.account.timings`); ``error`` says why it has no more tokens."""
 
     input: int
     output: int
     sent_ns: int = 0
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     error: str | None = None
+    stages: dict[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -91,6 +94,8 @@ async def run_request(
                     timed.arrivals.append((now_ns(), len(delta.token_ids)))
                     if len(timed.arrivals) == 1:
                         on_first()
+            account = generation.timings()
+            timed.stages = {name: account[name] for name in STAGES}
         finally:
             generation.cancel()
     except FirstTokenError as error:

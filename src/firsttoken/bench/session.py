@@ -56,6 +56,12 @@ class Session:
     def start_s(self) -> float:
         return sum(self.start_ms.values()) / 1e3
 
+    def captured_share(self, since: EngineStats) -> float | None:
+        """Which share of the steps since ``since`` were launched as a graph."""
+        stats = self.llm.stats
+        steps = stats.steps - since.steps
+        return (stats.captured_steps - since.captured_steps) / steps if steps else None
+
     async def peak_memory_gib(self) -> float | None:
         """Most memory that the engine ever held (see `EngineStats.peak_memory`), None when it does not tell."""
         asked, waited_until = now_ns(), time.monotonic() + _HEARTBEAT_WAIT_S

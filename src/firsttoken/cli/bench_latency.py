@@ -105,4 +105,6 @@ def _lines(result: dict[str, Any]) -> list[str]:
         lines.append(read + of_roof)
     if result["host_us_per_step"] is not None:
         lines.append(f"host CPU time of a decode step {result['host_us_per_step']:.0f} us")
+    if result["captured_share"]:
+        lines.append(f"{result['captured_share']:.1%} of the steps were launched as a graph")
     return [*lines, memory_line(result), start_line(result)]

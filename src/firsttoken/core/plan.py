@@ -87,7 +87,8 @@ class RowSample(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True):
     """What a step produced: one `RowSample` for each work item with ``sample``, in the plan's order.
 
-    ``forward_ns`` and ``sample_ns`` are device (or compute-thread) time of the two segments.
+    ``forward_ns`` and ``sample_ns`` are device (or compute-thread) time of the two segments; ``captured`` is True when
+    the forward segment was one launch of a graph.
     """
 
     step_id: int
@@ -96,6 +97,7 @@ class StepResult(msgspec.Struct, frozen=True):
     ended_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
+    captured: bool = False
 
 
 PLAN_ENCODER = msgspec.msgpack.Encoder()

@@ -73,6 +73,7 @@ class EngineLoop:
         self._flying: deque[_InFlight] = deque()
         self._deltas: list[RequestDelta] = []
         self._steps = 0
+        self._captured_steps = 0
         self._last_step_ns = 0
         self._told_ns = 0
         self._stopping = False
@@ -165,6 +166,7 @@ class EngineLoop:
         self._host.resume()
         harvested = now_ns()
         self._steps += 1
+        self._captured_steps += result.captured
         self._last_step_ns = harvested
         for update in self._scheduler.complete(step.planned, result):
             self._record(update)
@@ -184,6 +186,7 @@ class EngineLoop:
                 run_queue_ns=self._run_queue.take(),
                 forward_ns=result.forward_ns,
                 sample_ns=result.sample_ns,
+                captured=result.captured,
             )
         )
 
@@ -223,6 +226,7 @@ class EngineLoop:
         kv, scheduler, counters = self._kv.stats(), self._scheduler, self._scheduler.counters
         return EngineStats(
             steps=self._steps,
+            captured_steps=self._captured_steps,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             kv_total=kv.total,
@@ -251,7 +255,7 @@ class EngineLoop:
         """Production's share of the invariant check: once, each time that the engine falls idle."""
         busy = self._has_work
         if self._was_busy and not busy:
-            self._kv.check()
+            self._kv.check_unused()
         self._was_busy = busy
 
 

@@ -23,7 +23,8 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``decode_rows`` rows decoded one token each, ``prefill_tokens`` prompt tokens were computed, ``context_tokens``
     is the sum of the rows' lengths (what attention reads). Since the record before, the garbage collector took
     ``gc_ns`` and the loop's thread, ready to run, waited ``run_queue_ns`` for a processor (0 where the kernel does not
-    tell). ``forward_ns`` and ``sample_ns`` are the two segments of compute.
+    tell). ``forward_ns`` and ``sample_ns`` are the two segments of compute; ``captured`` says that the first was one
+    launch of a graph, not one a kernel.
     """
 
     step_id: int
@@ -39,6 +40,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     run_queue_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
+    captured: bool = False
 
 
 class StepLedger:
@@ -69,6 +71,7 @@ def summary(records: Iterable[StepRecord]) -> dict[str, Any]:
     gaps = [max(after.started_ns - before.ended_ns, 0) for before, after in pairwise(steps)]
     return {
         "steps": len(steps),
+        "captured": sum(step.captured for step in steps),
         "plan_ms": _ms(step.submitted_ns - step.planned_ns for step in steps),
         "lane_ms": _ms(step.started_ns - step.submitted_ns for step in steps),
         "compute_ms": _ms(step.ended_ns - step.started_ns for step in steps),

@@ -142,6 +142,7 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
 def _counters(stats: EngineStats) -> Iterator[Metric]:
     for name, help_text, value in (
         ("steps", "Engine steps", stats.steps),
+        ("captured_steps", "Engine steps that were launched as a graph (on a GPU)", stats.captured_steps),
         ("prompt_tokens", "Prompt tokens of admitted requests", stats.prompt_tokens),
         ("cached_prompt_tokens", "Prompt tokens found in the prefix cache", stats.cached_prompt_tokens),
         ("output_tokens", "Tokens generated", stats.output_tokens),

@@ -55,12 +55,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals, sent with every step and as a heartbeat when idle. ``kv_*`` count blocks.
 
     ``heartbeat_ns`` is when the loop last turned, ``last_step_ns`` when a step last ended: with work to do and an
-    old ``last_step_ns`` the engine is stuck, with a fresh one it is busy. ``host_ns`` is the CPU time that the loop's
-    thread took to plan, submit, complete and tell all ``steps`` so far (not to wait for them); ``peak_memory`` the most
-    bytes of the device (for a CPU: of the process) ever held, as of the last heartbeat of an idle engine, 0 if unknown.
+    old ``last_step_ns`` the engine is stuck, with a fresh one it is busy. ``captured_steps`` of all ``steps`` so far
+    were launched as a graph. ``host_ns`` is the CPU time that the loop's thread took to plan, submit, complete and tell
+    them (not to wait for them); ``peak_memory`` the most bytes of the device (for a CPU: of the process) ever held, as
+    of the last heartbeat of an idle engine, 0 if unknown.
     """
 
     steps: int = 0
+    captured_steps: int = 0
     running: int = 0
     waiting: int = 0
     kv_total: int = 0

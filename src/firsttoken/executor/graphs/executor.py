@@ -130,11 +130,11 @@ class GraphExecutor:
             place.start.record()
             self._inputs.pack(plan, shape, patches, index)
             needs = self._sampler.needs(sampled)
-            self._run(shape, needs)
+            captured = self._run(shape, needs)
             self._results.send(index, needs)
             place.end.record()
         wanted = self._sampler.num_logprobs(sampled)
-        flying = StepInFlight(place, lambda: self._read(plan.step_id, index, sampled, wanted))
+        flying = StepInFlight(place, lambda: self._read(plan.step_id, index, sampled, wanted, captured))
         self._flying[index] = flying
         return flying
 
@@ -316,12 +316,12 @@ class GraphExecutor:
                 sampling += row.sample
         return self.table.shape(decodes, chunks, sampling)
 
-    def _run(self, shape: StepShape, needs: Needs) -> None:
-        """Launch the step's graph, or what it would hold one by one."""
+    def _run(self, shape: StepShape, needs: Needs) -> bool:
+        """Launch the step's graph, or what it would hold one by one; whether there was a graph."""
         for able in (GREEDY, RANDOM):
             if not needs.value & ~able.value and (graph := self._captures.get((shape, able))):
                 graph.replay()
-                return
+                return True
         if needs & RANDOM:
             # The kernels that are compiled ahead are those of all random steps.
             needs |= RANDOM
@@ -330,17 +330,18 @@ class GraphExecutor:
         # Launching one by one takes the host as long as capturing. Once, so that all kernels are loaded, is enough.
         again = model is None and key in self._launched and self._captures.may_have(key)
         if again and self._attempt(key, lambda: self._captures.add(key, self._captured(key))):
-            self._run(shape, needs)
-            return
+            return self._run(shape, needs)
         if model is None:
             self._captures.missed(key)
             self._kernels.wait(key)
             self._with_memory(lambda: self._segment(shape, needs))
             self._launched.add(key)
-            return
+            log.debug("launched kernel by kernel: %s", key)
+            return False
         model.replay()
         if model.logits is not None:
             self._sample(self._view(shape), model.logits, needs)
+        return True
 
     def _segment(self, shape: StepShape, needs: Needs | None) -> Logits | None:
         """Everything between a step's inputs and its result; without ``needs`` up to the logits."""
@@ -367,7 +368,9 @@ class GraphExecutor:
         pdl = shape.decode_only and shape.tokens <= SMALL_ROWS
         return self._inputs.view(shape, self._rows.tokens, self._rows.block_tables, pdl=pdl)
 
-    def _read(self, step_id: int, index: int, sampled: list[int], wanted: list[int | None]) -> StepResult:
+    def _read(
+        self, step_id: int, index: int, sampled: list[int], wanted: list[int | None], captured: bool
+    ) -> StepResult:
         place = self._places[index]
         place.end.synchronize()
         ended = now_ns()
@@ -378,4 +381,5 @@ class GraphExecutor:
             started_ns=ended - device_ns,
             ended_ns=ended,
             forward_ns=device_ns,
+            captured=captured,
         )
