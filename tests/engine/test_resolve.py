@@ -146,13 +146,13 @@ def test_one_request_at_once_may_still_be_as_long_as_the_model_allows():
 
 
 def test_a_cap_that_was_asked_for_does_not_grow_with_the_rows():
-    assert _resolve().mixed_prefill_per_row > 0
-    config = _resolve(mixed_prefill_tokens=30)
-    assert (config.mixed_prefill_tokens, config.mixed_prefill_per_row) == (30, 0)
+    plain, given = _resolve().budget, _resolve(mixed_prefill_tokens=30).budget
+    assert plain.prefill_tokens(9, 0) > plain.prefill_tokens(1, 0)
+    assert given.prefill_tokens(9, 0) == given.prefill_tokens(1, 0) == 30
 
 
 def test_a_step_has_room_for_the_larger_of_the_two_caps():
     """A mixed step may compute more prompt tokens than one alone, when that was lowered."""
-    executor = _resolve(prefill_tokens=16).executor
-    assert executor.max_step_tokens >= _resolve(prefill_tokens=16).mixed_prefill_tokens
+    config = _resolve(prefill_tokens=16)
+    assert config.executor.max_step_tokens >= config.budget.prefill_tokens(1, 0) > 16
     assert _resolve(prefill_tokens=700).executor.max_step_tokens == 700

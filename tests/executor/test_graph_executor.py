@@ -246,8 +246,8 @@ def test_idle_moments_capture_the_smallest_shapes_first_and_end(monkeypatch):
         calls += 1
     assert calls == 2 * len(loaded), "a call does half of what a graph needs"
     assert all(key in executor._captures for key in loaded)
-    decodes, prompts = (1, 2, 4, 6), (16, 32, 48, 64)
-    expected = [(GREEDY, decodes), (None, prompts), (RANDOM, decodes), (None, decodes)]
+    decodes, prompts, mixed = (1, 2, 4, 6), (16, 32, 48, 64), (64, 64, 70, 70)
+    expected = [(GREEDY, decodes), (RANDOM, prompts), (RANDOM, mixed), (RANDOM, decodes), (None, decodes)]
     assert [(shape.tokens, needs) for shape, needs in loaded] == [(t, needs) for needs, all in expected for t in all]
 
 

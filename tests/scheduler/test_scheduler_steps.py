@@ -9,7 +9,7 @@ import pytest
 from firsttoken.core.errors import ConfigError, InvalidRequest
 from firsttoken.core.plan import RowSample, StepResult
 from firsttoken.core.timeline import Mark
-from firsttoken.scheduler import SchedulerConfig, TokenCap
+from firsttoken.scheduler import SchedulerConfig, StepTotal, TokenCap
 
 
 def unlike(number: int, length: int) -> list[int]:
@@ -339,9 +339,12 @@ def test_a_cap_beside_decodes_that_is_above_the_one_alone_is_kept() -> None:
         TokenCap(alone=10, mixed=20, per_row=-1)
 
 
-def test_who_waits_makes_the_chunks_beside_decode_rows_larger():
-    cap = TokenCap(alone=100, mixed=20, per_row=5, per_waiting=7)
-    assert [cap.prefill_tokens(2, waiting) for waiting in (0, 1, 3, 40)] == [25, 32, 46, 100]
-    assert cap.prefill_tokens(0, waiting=3) == 100
-    with pytest.raises(ConfigError, match="for each waiting request must be 0 or more, got -1"):
-        TokenCap(alone=10, mixed=20, per_waiting=-1)
+def test_rows_and_prompt_tokens_fill_a_step_of_a_good_size():
+    budget = StepTotal(alone=300, mixed=64, crowded=128, row_profiles=(4, 16, 32))
+    assert [budget.prefill_tokens(rows, waiting=1) for rows in (0, 1, 4, 5, 17, 33)] == [300, 60, 60, 48, 32, 32]
+    assert [budget.prefill_tokens(5, waiting) for waiting in (0, 1, 2, 40)] == [48, 48, 112, 112]
+    assert budget.most == 300
+    assert budget.limited(None, 20).prefill_tokens(5, 40) == 20, "a cap that was asked for is kept as it is"
+    assert budget.limited(200, None).prefill_tokens(0, 0) == 200
+    with pytest.raises(ConfigError, match=r"crowded\) must be 1 or more, got 0"):
+        StepTotal(alone=1, mixed=1, crowded=0, row_profiles=())

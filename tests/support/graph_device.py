@@ -13,6 +13,7 @@ from firsttoken.executor.graphs.executor import GraphExecutor
 from firsttoken.executor.graphs.load import load_executor
 from firsttoken.executor.graphs.runtime import CUDARuntime, HostRuntime
 from firsttoken.kernels.linear.config import LinearConfig, OpKind
+from firsttoken.scheduler.budget import StepTotal
 
 
 def few_programs(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
@@ -39,10 +40,7 @@ class GraphDevice:
         kv_share=0.5,
         kv_limit=1 << 24,
         fixed_memory=0,
-        prefill_tokens=64,
-        mixed_prefill_tokens=16,
-        mixed_prefill_per_row=0,
-        mixed_prefill_per_waiting=0,
+        budget=StepTotal(alone=64, mixed=24, crowded=32, row_profiles=(4, 16)),
         in_flight=2,
     )
 

@@ -12,6 +12,7 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.devices.interface import DeviceFacts, DevicePolicy, WeightChoice
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.interface import Executor
+from firsttoken.scheduler.budget import TokenCap
 
 GIB = 1 << 30
 QUANTIZATIONS = ("auto", "none", "packed")
@@ -22,16 +23,18 @@ POLICY = DevicePolicy(
     kv_share=0.25,
     kv_limit=4 * GIB,
     fixed_memory=0,
-    # Alone, 512 rows are 5 % faster per token than 256 and as fast as more; whoever arrives meanwhile waits for one
-    # chunk.
-    prefill_tokens=512,
-    # Beside decode rows a chunk of this size keeps a step near five times a plain decode step (57 against 12 ms for the
-    # default model on two cores, up to 1k tokens of context); larger chunks are faster per token, and every gap feels
-    # them.
-    mixed_prefill_tokens=48,
-    # A plain step takes 24 ms with 8 decode rows and 45 with 32: this many more for each row keep to five times too.
-    mixed_prefill_per_row=6,
-    mixed_prefill_per_waiting=0,
+    budget=TokenCap(
+        # Alone, 512 rows are 5 % faster per token than 256 and as fast as more; whoever arrives meanwhile waits for one
+        # chunk.
+        alone=512,
+        # Beside decode rows a chunk of this size keeps a step near five times a plain decode step (57 against 12 ms for
+        # the default model on two cores, up to 1k tokens of context); larger chunks are faster per token, and every gap
+        # feels them.
+        mixed=48,
+        # A plain step takes 24 ms with 8 decode rows and 45 with 32: this many more for each row keep to five times
+        # too.
+        per_row=6,
+    ),
     # The host's planning is small beside a step, and a request that arrives during a step joins the next one only if
     # that is not planned yet: depth 1 gives the earlier first token.
     in_flight=1,

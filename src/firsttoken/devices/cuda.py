@@ -18,11 +18,15 @@ from firsttoken.executor.ahead.gpus import GPU
 from firsttoken.executor.ahead.messages import Order
 from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
+from firsttoken.executor.graphs.profiles import mixed_rows
 from firsttoken.executor.interface import Executor
+from firsttoken.scheduler.budget import StepTotal
 
 GIB = 1 << 30
 # Dependent launches begin with Hopper, and the kernels' tiles are cut for its shared memory.
 OLDEST_CAPABILITY = (9, 0)
+# Of decode rows that may stand beside chunks.
+MOST_ROWS = 8192
 # There where the kernel has NVIDIA's driver: asked before torch, which could tell more, is imported.
 CONTROL_DEVICE = Path("/dev/nvidiactl")
 
@@ -31,13 +35,14 @@ POLICY = DevicePolicy(
     kv_share=0.95,
     kv_limit=None,
     fixed_memory=2 * GIB,
-    # A long prompt alone goes in one step: each further one costs a pass over the weights.
-    prefill_tokens=8192,
-    mixed_prefill_tokens=512,
-    # A step of many rows is longer anyway: it bears more prompt tokens at the same stretch of every gap.
-    mixed_prefill_per_row=32,
-    # In a burst a first token waits for all prompts before it: larger chunks bring the median forward.
-    mixed_prefill_per_waiting=64,
+    budget=StepTotal(
+        # Larger products are no faster for each token, and whoever arrives meanwhile waits for one chunk.
+        alone=2048,
+        # An 8B's step of 512 rows takes 11 ms, of 1,024 rows 21, two of the former 22.
+        mixed=512,
+        crowded=1024,
+        row_profiles=tuple(profile.high for profile in mixed_rows(MOST_ROWS)),
+    ),
     # The host plans and launches a step while the one before it runs.
     in_flight=2,
     # Places in the executor's ring (`executor.graphs.executor.RING`).

@@ -9,6 +9,7 @@ from typing import Protocol
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.interface import Executor
+from firsttoken.scheduler.budget import Budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,8 @@ class DevicePolicy:
     """Defaults that follow from how the device works.
 
     ``kv_share`` of the memory that weights and work space leave goes to the KV cache, at most ``kv_limit`` bytes (None:
-    no limit). ``prefill_tokens`` and the ``mixed_`` values are those of `scheduler.budget.TokenCap`; ``in_flight``
-    as in `EngineConfig`. ``fixed_memory`` bytes are kept for what the device's libraries take.
+    no limit). ``budget`` decides the prompt tokens of each step, ``in_flight`` is as in `EngineConfig`.
+    ``fixed_memory`` bytes are kept for what the device's libraries take.
     ``max_in_flight`` steps can be submitted without waiting. ``deterministic``: `EngineArgs.deterministic` can be
     honoured.
     """
@@ -44,10 +45,7 @@ class DevicePolicy:
     kv_share: float
     kv_limit: int | None
     fixed_memory: int
-    prefill_tokens: int
-    mixed_prefill_tokens: int
-    mixed_prefill_per_row: int
-    mixed_prefill_per_waiting: int
+    budget: Budget
     in_flight: int
     max_in_flight: int = 64
     deterministic: bool = False

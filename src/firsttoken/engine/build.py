@@ -22,7 +22,6 @@ from firsttoken.engine.start_account import StartAccount
 from firsttoken.executor.interface import Executor
 from firsttoken.executor.memory import peak_memory
 from firsttoken.kvcache import KVCache
-from firsttoken.scheduler.budget import TokenCap
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.scheduler import Scheduler
 from firsttoken.transport.channel import EngineEnd
@@ -75,12 +74,7 @@ def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel
             max_model_len=config.executor.max_model_len,
         ),
         kv,
-        TokenCap(
-            alone=config.prefill_tokens,
-            mixed=config.mixed_prefill_tokens,
-            per_row=config.mixed_prefill_per_row,
-            per_waiting=config.mixed_prefill_per_waiting,
-        ),
+        config.budget,
     )
     return EngineLoop(
         scheduler,

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firsttoken.executor.config import ExecutorConfig
+from firsttoken.scheduler.budget import Budget
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """``in_flight`` steps may be submitted before the oldest one's result is read; ``prefill_tokens`` caps the prompt
-    tokens of a step without decode rows, ``mixed_prefill_tokens`` of a step with one decode row, and each further row
-    adds ``mixed_prefill_per_row``, each waiting request ``mixed_prefill_per_waiting``."""
+    """``in_flight`` steps may be submitted before the oldest one's result is read; ``budget`` decides the prompt tokens
+    of each."""
 
     model: str
     executor: ExecutorConfig
     prefix_caching: bool
-    prefill_tokens: int
-    mixed_prefill_tokens: int
-    mixed_prefill_per_row: int
-    mixed_prefill_per_waiting: int
+    budget: Budget
     in_flight: int

@@ -16,6 +16,7 @@ from firsttoken.devices.registry import choose_device
 from firsttoken.engine.affinity import check_core
 from firsttoken.engine.config import EngineConfig
 from firsttoken.executor.config import ExecutorConfig
+from firsttoken.scheduler.budget import Budget
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -67,19 +68,15 @@ def resolve(
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
     )
-    prefill_tokens = _positive("prefill_tokens", _given(args.prefill_tokens, policy.prefill_tokens))
-    mixed_prefill_tokens = _positive(
-        "mixed_prefill_tokens", _given(args.mixed_prefill_tokens, policy.mixed_prefill_tokens)
-    )
+    budget = _budget(args, policy)
     free = facts.free_memory - policy.fixed_memory
     left = free - _weight_bytes(checkpoint, weights.dtype, free)
     max_num_seqs = _positive("max_num_seqs", args.max_num_seqs, _MAX_NUM_SEQS)
     max_model_len, kv_blocks = _lengths(args, config, kv_format, max_num_seqs, policy, (free, left), log)
     # More threads than processors only wait for each other, and OpenMP ends the process when it gets none.
     threads = _positive("threads", _given(args.threads, facts.threads), max(16, 2 * facts.threads))
-    prompt_tokens = max(prefill_tokens, mixed_prefill_tokens)
     # With equal bits in any batch decode rows are computed as chunks, beside those of prompts.
-    step_tokens = prompt_tokens + max_num_seqs if args.deterministic else max(prompt_tokens, max_num_seqs)
+    step_tokens = budget.most + max_num_seqs if args.deterministic else max(budget.most, max_num_seqs)
     return device, EngineConfig(
         model=args.served_model_name or checkpoint.name,
         executor=ExecutorConfig(
@@ -96,13 +93,16 @@ def resolve(
             deterministic=args.deterministic,
         ),
         prefix_caching=args.prefix_caching,
-        prefill_tokens=prefill_tokens,
-        mixed_prefill_tokens=mixed_prefill_tokens,
-        # A cap that was asked for is kept as it is.
-        mixed_prefill_per_row=policy.mixed_prefill_per_row if args.mixed_prefill_tokens is None else 0,
-        mixed_prefill_per_waiting=policy.mixed_prefill_per_waiting if args.mixed_prefill_tokens is None else 0,
+        budget=budget,
         in_flight=_positive("in_flight", _given(args.in_flight, policy.in_flight), policy.max_in_flight),
     )
+
+
+def _budget(args: EngineArgs, policy: DevicePolicy) -> Budget:
+    for option in ("prefill_tokens", "mixed_prefill_tokens"):
+        if getattr(args, option) is not None:
+            _positive(option, getattr(args, option))
+    return policy.budget.limited(args.prefill_tokens, args.mixed_prefill_tokens)
 
 
 def _weight_bytes(checkpoint: Checkpoint, dtype: str, free: int) -> int:

@@ -17,31 +17,79 @@ class Budget(Protocol):
 
         A step without decode rows computes at least one token, whatever this says.
         """
+        ...
+
+    @property
+    def most(self) -> int:
+        """No step gets more prompt tokens than this."""
+        ...
+
+    def limited(self, alone: int | None, mixed: int | None) -> Budget:
+        """The same with the caller's own caps: ``alone`` of a step without decode rows, ``mixed`` of one with some,
+        which is then kept as it is. Raises `ConfigError` for caps below 1."""
+        ...
 
 
 class TokenCap(msgspec.Struct, frozen=True):
     """A cap by the kind of step: ``alone`` tokens where nobody's next token waits for it; beside decode rows ``mixed``
     and more, up to ``alone``: ``per_row`` for each row after the first (a step with more rows is longer anyway, so it
-    bears more prompt tokens at the same stretch of every gap) and ``per_waiting`` for each request that waits (in a
-    burst many first tokens are late, and a larger chunk costs less for each of its tokens)."""
+    bears more prompt tokens at the same stretch of every gap)."""
 
     alone: int
     mixed: int
     per_row: int = 0
-    per_waiting: int = 0
 
     def __post_init__(self) -> None:
-        for name, what in (("per_row", "further decode row"), ("per_waiting", "waiting request")):
-            value = getattr(self, name)
-            if value < 0:
-                raise ConfigError(f"the prefill tokens for each {what} must be 0 or more, got {value!r}")
+        if self.per_row < 0:
+            raise ConfigError(f"the prefill tokens for each further decode row must be 0 or more, got {self.per_row!r}")
         for name in ("alone", "mixed"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigError(f"the cap of prefill tokens ({name}) must be 1 or more, got {value!r}")
+            _check_cap(name, getattr(self, name))
 
     def prefill_tokens(self, decode_rows: int, waiting: int) -> int:
         if not decode_rows:
             return self.alone
-        more = self.per_row * (decode_rows - 1) + self.per_waiting * waiting
-        return max(self.mixed, min(self.mixed + more, self.alone))
+        return max(self.mixed, min(self.mixed + self.per_row * (decode_rows - 1), self.alone))
+
+    @property
+    def most(self) -> int:
+        return max(self.alone, self.mixed)
+
+    def limited(self, alone: int | None, mixed: int | None) -> TokenCap:
+        alone = self.alone if alone is None else alone
+        return TokenCap(alone, self.mixed, self.per_row) if mixed is None else TokenCap(alone, mixed)
+
+
+class StepTotal(msgspec.Struct, frozen=True):
+    """For a device whose steps come in few sizes, and which computes some of them far better than their neighbours:
+    decode rows, padded to the next of ``row_profiles``, and prompt tokens fill a step of ``mixed`` token rows, or of
+    ``crowded`` ones while more than one request waits (a longer gap for all who decode, but a queue that drains
+    sooner). Prompts get at least half. Without decode rows a step has ``alone`` tokens."""
+
+    alone: int
+    mixed: int
+    crowded: int
+    row_profiles: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("alone", "mixed", "crowded"):
+            _check_cap(name, getattr(self, name))
+
+    def prefill_tokens(self, decode_rows: int, waiting: int) -> int:
+        if not decode_rows:
+            return self.alone
+        total = self.crowded if waiting > 1 else self.mixed
+        padded = next((rows for rows in self.row_profiles if rows >= decode_rows), decode_rows)
+        return max(total - padded, total // 2)
+
+    @property
+    def most(self) -> int:
+        return max(self.alone, self.mixed, self.crowded)
+
+    def limited(self, alone: int | None, mixed: int | None) -> Budget:
+        alone = self.alone if alone is None else alone
+        return msgspec.structs.replace(self, alone=alone) if mixed is None else TokenCap(alone, mixed)
+
+
+def _check_cap(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"the cap of prefill tokens ({name}) must be 1 or more, got {value!r}")

@@ -9,8 +9,8 @@ from firsttoken.sampling.device.params import KIND_NEEDS, Needs
 Key = tuple[StepShape, Needs | None]
 
 GREEDY, RANDOM, RICH = (KIND_NEEDS[kind] for kind in ("greedy", "random", "rich"))
-# Prompt tokens beside decode rows that are prepared for; beyond, kernels are the same.
-_MIXED_TOKENS = 512
+# Token rows of steps with decode rows and chunks that are prepared for; beyond, kernels are the same.
+_MIXED_TOKENS = 1024
 # Lengths from each range that has kernels of its own.
 _PROMPTS = (16, 32, 64, 128, 1024, 2048)
 # Prompts in one step that are prepared for by themselves; more of them launch no other kernels.
@@ -48,7 +48,7 @@ def all_keys(table: ShapeTable) -> list[Key]:
     keys = dict.fromkeys(urgent_keys(table))
     for needs in (RANDOM, None):
         keys |= dict.fromkeys((shape, needs) for shape in table.decode_shapes())
-    keys |= dict.fromkeys((shape, RANDOM) for shape in (*_prompts(table), *_mixed(table)))
+    keys |= dict.fromkeys((shape, RANDOM) for shape in (*_prompts(table), *table.mixed_shapes(_MIXED_TOKENS)))
     return list(keys)
 
 
@@ -65,21 +65,10 @@ def _prompts(table: ShapeTable) -> list[StepShape]:
     for profile in table.chunks:
         for chunks in _CHUNKS:
             if chunks <= min(profile.high, table.max_num_seqs):
-                found += [_cut(table, 0, profile.high, chunks, samples) for samples in (0, chunks)]
+                found += [_cut(table, profile.high, chunks, samples) for samples in (0, chunks)]
     return found
 
 
-def _mixed(table: ShapeTable) -> list[StepShape]:
-    return [
-        _cut(table, rows.high, profile.high, 1, samples)
-        for profile in table.chunks
-        if profile.high <= _MIXED_TOKENS
-        for rows in table.decode
-        for samples in (0, 1)
-        if rows.high + samples <= table.max_num_seqs
-    ]
-
-
-def _cut(table: ShapeTable, rows: int, tokens: int, chunks: int, samples: int) -> StepShape:
+def _cut(table: ShapeTable, tokens: int, chunks: int, samples: int) -> StepShape:
     """``tokens`` prompt tokens in so many chunks."""
-    return table.shape(rows, [tokens - chunks + 1, *[1] * (chunks - 1)], samples)
+    return table.shape(0, [tokens - chunks + 1, *[1] * (chunks - 1)], samples)

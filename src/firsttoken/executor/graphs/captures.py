@@ -10,6 +10,8 @@ from firsttoken.models.step_view import Logits
 
 # A prefill of more tokens takes the GPU longer than its launches take the host.
 LARGEST_LEARNED = 2048
+# Of the steps that have decode rows too, those that the device's policy asks for.
+LARGEST_MIXED = 1024
 MOST_GRAPHS = 256
 
 

@@ -22,7 +22,7 @@ from firsttoken.core.plan import StepPlan, StepResult
 from firsttoken.executor.ahead.plan import GREEDY, RANDOM, RICH, Key, class_of
 from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
-from firsttoken.executor.graphs.captures import LARGEST_LEARNED, Captures, Graph
+from firsttoken.executor.graphs.captures import LARGEST_LEARNED, LARGEST_MIXED, Captures, Graph
 from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
 from firsttoken.executor.graphs.profiles import SMALL_ROWS, ShapeTable, StepShape
 from firsttoken.executor.graphs.results import ResultRing
@@ -250,11 +250,15 @@ class GraphExecutor:
             yield
 
     def _first_captures(self) -> list[Key]:
-        """What is captured without having been missed. A graph of a prompt's model serves any sampling."""
-        decodes = [] if self._config.deterministic else self.table.decode_shapes()
-        prompts = self.table.prompt_shapes(LARGEST_LEARNED)
+        """What is captured without having been missed, the most frequent first. A random step's graph serves greedy
+        rows too, which among prompts costs nothing that could be felt."""
+        prompts: list[Key] = [(shape, RANDOM) for shape in self.table.prompt_shapes(LARGEST_LEARNED)]
+        if self._config.deterministic:
+            return prompts
+        decodes = self.table.decode_shapes()
         keys: list[Key] = [(shape, GREEDY) for shape in decodes]
-        keys += [(shape, None) for shape in prompts]
+        keys += prompts
+        keys += [(shape, RANDOM) for shape in self.table.mixed_shapes(LARGEST_MIXED)]
         return keys + [(shape, needs) for needs in (RANDOM, None) for shape in decodes]
 
     def _next_capture(self) -> Key | None:

@@ -48,16 +48,25 @@ def decode_profiles(max_rows: int) -> list[Profile]:
 
 
 def token_profiles(max_tokens: int) -> list[Profile]:
-    """Profiles of the tokens of chunks (prefill) in a step: at most 12 % of a step above 512 tokens is padding."""
-    highs = [16, 32, 48, *range(64, 513, 64), *range(640, 2049, 128), *range(2304, 4097, 256)]
+    """Profiles of the tokens of a step that computes only chunks (prefill): at most 20 % of one above 512 is padding.
+
+    No 448: cuBLAS (13.0, H200) takes a third longer for it than for 512.
+    """
+    highs = [16, 32, 48, *range(64, 385, 64), 512, *range(640, 2049, 128), *range(2304, 4097, 256)]
     highs += range(4608, max_tokens + 512, 512)
     return _up_to(highs, max_tokens)
 
 
-def mixed_profiles(max_tokens: int) -> list[Profile]:
-    """Profiles of the tokens of chunks beside decode rows. Coarser: the two sizes come in any combination, and each
-    combination needs a graph of its own before its steps cost the host one launch instead of hundreds."""
-    highs = [32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048]
+def mixed_rows(max_rows: int) -> list[Profile]:
+    """Profiles of the decode rows beside chunks. Few: the two sizes come in any combination, and each combination
+    needs a graph of its own before its steps cost the host one launch instead of hundreds."""
+    return _up_to([4, *(16 << i for i in range(14))], max_rows)
+
+
+def mixed_totals(max_tokens: int) -> list[Profile]:
+    """Profiles of all token rows of a step that has both, padded decode rows included: sizes at which products run
+    best. One row more than 512 or 1,024 costs a tenth (`benchmarks/gpu/products.py`)."""
+    highs = [64, 128, 256, 384, 512, 768, 1024, 1536, 2048]
     highs += range(3072, max_tokens + 1024, 1024)
     return _up_to(highs, max_tokens)
 
@@ -79,17 +88,15 @@ class ShapeTable:
     def __init__(self, max_num_seqs: int, max_step_tokens: int, tile_rows: int) -> None:
         self.decode = decode_profiles(max_num_seqs)
         self.chunks = token_profiles(max_step_tokens)
+        self.mixed_rows = mixed_rows(max_num_seqs)
         self.tile_rows = tile_rows
         self.max_num_seqs = max_num_seqs
         self._decode_of = _lookup(self.decode)
         self._tokens_of = _lookup(self.chunks)
-        self._mixed_of = _lookup(mixed_profiles(max_step_tokens))
-        large = [64 << i for i in range(14)]
-        # Beside chunks: decode rows; chunks, each of which may leave a tile partly empty; rows that sample. A padded
-        # one of each costs little beside hundreds of tokens.
-        self._rows_of = _lookup(_up_to([4, 16, 32, *large], max_num_seqs))
-        self._counts_of = _lookup(_up_to([4, 16, *large], max_num_seqs))
-        self._samples_of = _lookup(_up_to([16, *large], max_num_seqs))
+        self._rows_of = _lookup(self.mixed_rows)
+        self._total_of = _lookup(mixed_totals(self.mixed_rows[-1].high + max_step_tokens))
+        # Chunks, each of which may leave a tile partly empty and may sample.
+        self._counts_of = _lookup(mixed_rows(max_num_seqs))
 
     def shape(self, decode_rows: int, chunks: Sequence[int], sampling_chunks: int) -> StepShape:
         """For ``decode_rows`` rows of one token and chunks of the given lengths, the last ``sampling_chunks`` counted
@@ -97,20 +104,27 @@ class ShapeTable:
         if not chunks:
             rows = self._decode_of[decode_rows]
             return StepShape(rows, rows, 0, rows)
-        rows = self._rows_of[decode_rows]
-        tokens = (self._mixed_of if rows else self._tokens_of)[sum(chunks)]
-        tiles = -(-tokens // self.tile_rows) + self._counts_of[len(chunks)]
-        return StepShape(rows + tokens, rows, tiles, self._samples_of[decode_rows + sampling_chunks])
+        rows, count = self._rows_of[decode_rows], self._counts_of[len(chunks)]
+        total = self._total_of[rows + sum(chunks)] if rows else self._tokens_of[sum(chunks)]
+        tiles = -(-(total - rows) // self.tile_rows) + count
+        # Beside decode rows the head is computed anyway, and a few rows more of it cost next to nothing.
+        return StepShape(total, rows, tiles, rows + count if rows or sampling_chunks else 0)
 
     def largest(self) -> StepShape:
         """No step's shape needs more words of input."""
-        rows, tokens = self.decode[-1].high, self.chunks[-1].high
-        tiles = -(-tokens // self.tile_rows) + self._counts_of[-1]
-        return StepShape(rows + tokens, rows, tiles, max(rows, self._samples_of[-1]))
+        rows, count = max(self.decode[-1].high, self.mixed_rows[-1].high), self._counts_of[-1]
+        total = self._total_of[-1]
+        return StepShape(total, rows, -(-total // self.tile_rows) + count, rows + count)
 
     def prompt_shapes(self, most: int) -> list[StepShape]:
         """Shapes of steps that compute one prompt of up to ``most`` tokens and nothing else, the smallest first."""
         return [self.shape(0, [profile.high], 1) for profile in self.chunks if profile.high <= most]
+
+    def mixed_shapes(self, most: int) -> list[StepShape]:
+        """Shapes of steps of up to ``most`` token rows that have decode rows and a few chunks, the smallest first."""
+        totals = dict.fromkeys(total for total in self._total_of[1:] if total <= most)
+        rows = [profile.high for profile in self.mixed_rows]
+        return [self.shape(few, [total - few], 1) for total in totals for few in rows if few < total]
 
     def decode_shapes(self) -> list[StepShape]:
         """All shapes of decode-only steps, the smallest first."""
