@@ -48,13 +48,14 @@ class Stub:
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
+    from firsttoken.engine import launch as engine_launch
     from firsttoken.engine.stub import StubEngine
     from firsttoken.frontend.async_llm import AsyncLLM
     from firsttoken.text.chat_template import ChatTemplate
 
     state = Stub()
 
-    async def launch(args: EngineArgs, *, in_process: bool = False, **_: Any) -> AsyncLLM:
+    def start_process(args: EngineArgs) -> StubEngine:
         state.args.append(args)
 
         def script(request: EngineRequest) -> Sequence[Any]:
@@ -63,8 +64,12 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
 
         engine = StubEngine(script, **{"vocab_size": VOCAB_SIZE, **state.options})
         state.engines.append(engine)
+        return engine
+
+    async def launch(args: EngineArgs, *, handle: StubEngine) -> AsyncLLM:
+        assert (args, handle) == (state.args[-1], state.engines[-1])
         llm = AsyncLLM(
-            engine,
+            handle,
             tokenizer=byte_tokenizer(tmp_path),
             chat_template=ChatTemplate(TEMPLATE),
             generation_config=state.generation,
@@ -76,6 +81,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stub:
     def open_checkpoint(model: str, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(tokenizer=state.tokenizer, chat_template=state.chat_template)
 
+    monkeypatch.setattr(engine_launch, "start_process", start_process)
     monkeypatch.setattr(AsyncLLM, "launch", launch)
     monkeypatch.setattr(locate, "open_checkpoint", open_checkpoint)
     return state

@@ -15,6 +15,7 @@ from firsttoken.cli.main import main
 from firsttoken.cli.terminal import HELP, Chat, pipe_reader
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError, EngineDead, InvalidRequest
+from firsttoken.engine import launch
 from firsttoken.engine.stub import Fault
 
 
@@ -172,7 +173,8 @@ def test_chat_whose_engine_cannot_start(stub: Any, capsys: pytest.CaptureFixture
 def test_closing_a_local_stream_aborts_the_request(stub: Any) -> None:
     stub.options = {"step_s": 0.002}
     stub.script = lambda request: stub.say("x" * 3000)
-    source = LocalSource(EngineArgs(), {"max_tokens": 3000})
+    args = EngineArgs()
+    source = LocalSource(args, {"max_tokens": 3000}, launch.start_process(args))
     try:
         stream = source.stream([{"role": "user", "content": "hi"}])
         assert next(stream).strip("x") == ""  # what piled up comes as one delta

@@ -149,12 +149,13 @@ def test_the_helps_example_is_a_good_file(tmp_path: Path) -> None:
     ],
 )
 def test_the_servers_logging_is_set_up_by_the_file_too(
-    text: str, flags: list[str], expected: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, flags: list[str], expected: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stub: Any
 ) -> None:
     seen: list[tuple[str, bool]] = []
     monkeypatch.setattr(serve, "setup_logging", lambda level, *, json_lines: seen.append((level, json_lines)))
-    monkeypatch.setattr("firsttoken.server.run.serve", lambda config, args: 0)
+    monkeypatch.setattr("firsttoken.server.run.serve", lambda *_: 0)
     file = tmp_path / "serve.toml"
-    file.write_text(text)
+    file.write_text("port = 0\n" + text)
     assert main(["serve", "--config", str(file), *flags]) == 0
     assert seen == [expected]
+    assert not stub.engines[0].alive(), "an engine that nobody stopped ends with its command"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import logging
+import socket
 import subprocess
 import sys
 import time
@@ -16,14 +18,19 @@ from safetensors.torch import save_file
 
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.checkpoint.shapes import SHAPES, tensor_shapes
+from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead
 from firsttoken.devices.cpu import CPUDevice, CPUFacts
-from firsttoken.engine.launch import start_process, start_thread
+from firsttoken.engine.launch import engine_process, start_process, start_thread
 from firsttoken.engine.resolve import resolve
+from firsttoken.engine.run import run_engine
+from firsttoken.engine.start_account import StartAccount, process_began_ns
 from firsttoken.executor.torch_executor import TorchExecutor
 from firsttoken.frontend.link import EngineLink
 from firsttoken.observability.logging import setup_logging
+from firsttoken.transport.channel import ChannelClosed
+from firsttoken.transport.messages import Ready
 
 TINY = "random:tiny-llama"
 # The same shape as a folder says it.
@@ -106,6 +113,21 @@ def test_giving_up_on_an_engine_that_starts_is_no_news(start, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_a_command_that_fails_leaves_no_engine():
+    began_ns, handles = now_ns(), []
+
+    def command():
+        with engine_process(EngineArgs(model=TINY)) as handle:
+            handles.append(handle)
+            assert handle.alive()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        command()
+    assert not handles[0].alive()
+    assert began_ns <= handles[0].launched_ns <= now_ns()
+
+
 def test_the_parts_of_the_start_sum_to_the_whole(start):
     began = time.monotonic()
     parts = start(model=TINY).ready.result(60).start_ms
@@ -138,6 +160,72 @@ def test_the_engine_process_logs_as_its_front_end_does(capfd):
             root.removeHandler(handler)
         root.setLevel(before[0])
         ours.setLevel(before[1])
+
+
+def test_the_process_began_before_now():
+    age_s = (now_ns() - process_began_ns()) / NS_PER_S
+    assert 0 <= age_s < 24 * 3600
+
+
+def test_the_collector_rests_while_the_process_imports():
+    code = """
+import gc, sys, types
+from firsttoken.devices import registry
+from firsttoken.engine import process
+
+def begin_devices(device):
+    print("collecting" if gc.isenabled() else "resting", gc.get_freeze_count())
+
+def run_engine(*_, **__):
+    print("collecting" if gc.isenabled() else "resting", gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1_000)
+
+registry.begin_devices = begin_devices
+sys.modules["firsttoken.engine.run"] = types.SimpleNamespace(run_engine=run_engine)
+process.main([sys.argv[1], "0", "error", "text", '{"model": "m"}'])
+"""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        words = [sys.executable, "-c", code, str(theirs.fileno())]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, pass_fds=[theirs.fileno()])
+    assert done.stdout.splitlines() == ["resting 0", "collecting True True"]
+
+
+def test_an_engine_that_starts_does_not_outlive_its_front_end():
+    code = """
+import sys, time
+from firsttoken.devices import registry
+from firsttoken.engine import process
+
+registry.begin_devices = lambda device: time.sleep(60)
+process.LEAVE_S = 0.1
+process.main([sys.argv[1], "0", "error", "text", '{"model": "m"}'])
+"""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        engine = subprocess.Popen([sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    assert engine.wait(20) == 1
+
+
+def test_an_engine_in_its_own_process_has_collected_before_it_is_ready():
+    class Channel:
+        def send(self, message):
+            if isinstance(message, Ready):
+                self.frozen = gc.get_freeze_count()
+
+        def receive(self, timeout):
+            raise ChannelClosed
+
+        def close(self):
+            pass
+
+    frozen = []
+    for own_process in (False, True):
+        channel = Channel()
+        run_engine(EngineArgs(model=TINY, threads=1), channel, StartAccount(), own_process=own_process)
+        frozen.append(channel.frozen)
+        gc.unfreeze()
+    assert frozen[0] == 0
+    assert frozen[1] > 10_000
 
 
 def test_nothing_heavy_is_imported_before_the_account_begins():

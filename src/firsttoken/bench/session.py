@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import random
 import time
 from collections.abc import AsyncIterator
@@ -13,10 +12,11 @@ from dataclasses import dataclass
 
 from firsttoken.bench.errors import BenchFailed
 from firsttoken.bench.requests import random_prompt, run_request
-from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
+from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.frontend.async_llm import AsyncLLM
+from firsttoken.transport.channel import LaunchedEngine
 from firsttoken.transport.messages import EngineStats
 
 # The first request after the start: short, so that its time says what the start left to be done, not what prompts cost.
@@ -80,13 +80,14 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(args: EngineArgs, began_ns: int) -> AsyncIterator[Session]:
-    """Start the engine, have one short answer, and stop the engine at the end.
+async def open_session(args: EngineArgs, began_ns: int, handle: LaunchedEngine | None = None) -> AsyncIterator[Session]:
+    """Start the engine, unless ``handle`` is that of ``args`` already, have one short answer, and stop the engine at
+    the end.
 
     ``began_ns`` is when the caller's own start began: what lies between it and the launch is the part "command".
     """
-    launched = now_ns()
-    llm = await AsyncLLM.launch(args)
+    launched = now_ns() if handle is None else handle.launched_ns
+    llm = await AsyncLLM.launch(args, handle=handle)
     try:
         ready = now_ns()
         prompt = random_prompt(
@@ -106,18 +107,3 @@ async def open_session(args: EngineArgs, began_ns: int) -> AsyncIterator[Session
     finally:
         gc.unfreeze()
         await llm.shutdown()
-
-
-def process_began_ns() -> int:
-    """When this process was started, on the one clock; now, where the system does not tell.
-
-    The kernel counts in ticks, 10 ms as a rule.
-    """
-    try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            # The second field, the program's name in brackets, may hold anything.
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):
-        age_s = 0.0
-    return now_ns() - int(max(age_s, 0.0) * NS_PER_S)

@@ -20,6 +20,7 @@ from firsttoken.cli.options import engine_args, natural_int, positive_int, whole
 if TYPE_CHECKING:
     from firsttoken.bench.latency import LatencyConfig
     from firsttoken.core.engine_args import EngineArgs
+    from firsttoken.transport.channel import LaunchedEngine
 
 NAME = "latency"
 HELP = "time to first token and between tokens, of batches of equal requests"
@@ -52,30 +53,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import msgspec
 
-    from firsttoken.bench.latency import LatencyConfig
+    from firsttoken.engine.launch import engine_process
 
     args = engine_args(options)
     if not hasattr(options, "max_num_seqs"):
         args = msgspec.structs.replace(args, max_num_seqs=max(args.max_num_seqs, options.batch))
-    config = LatencyConfig(
-        batch=options.batch,
-        input=options.input,
-        output=options.output,
-        repeat=options.repeat,
-        warmup=options.warmup,
-        seed=options.seed,
-    )
-    result = run_async(_measure(args, config))
+    with engine_process(args) as handle:
+        from firsttoken.bench.latency import LatencyConfig
+
+        config = LatencyConfig(
+            batch=options.batch,
+            input=options.input,
+            output=options.output,
+            repeat=options.repeat,
+            warmup=options.warmup,
+            seed=options.seed,
+        )
+        result = run_async(_measure(args, handle, config))
     hand_in(options, result, _lines(result))
     return 0
 
 
-async def _measure(args: EngineArgs, config: LatencyConfig) -> dict[str, Any]:
+async def _measure(args: EngineArgs, handle: LaunchedEngine, config: LatencyConfig) -> dict[str, Any]:
     from firsttoken.bench.latency import bandwidth, measure_latency
-    from firsttoken.bench.session import open_session, process_began_ns
+    from firsttoken.bench.session import open_session
     from firsttoken.cli import report
+    from firsttoken.engine.start_account import process_began_ns
 
-    async with open_session(args, process_began_ns()) as session:
+    async with open_session(args, process_began_ns(), handle) as session:
         figures = await measure_latency(session, config, say)
         figures |= bandwidth(session, config, args, figures["tpot_ms"].get("p50"))
         head = report.header(

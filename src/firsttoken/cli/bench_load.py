@@ -24,6 +24,7 @@ from firsttoken.core.errors import ConfigError
 if TYPE_CHECKING:
     from firsttoken.bench.load import LoadConfig
     from firsttoken.core.engine_args import EngineArgs
+    from firsttoken.transport.channel import LaunchedEngine
 
 NAME = "load"
 HELP = "latency and goodput under requests that arrive by themselves"
@@ -62,23 +63,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from firsttoken.bench.load import LoadConfig
+    from firsttoken.engine.launch import engine_process
 
     if str(getattr(options, "model", "")).startswith(("http://", "https://")):
         raise ConfigError("bench load measures an engine that it starts itself: give a model, not a server's URL")
-    config = LoadConfig(
-        mix=options.mix,
-        rate=options.rate,
-        concurrency=options.concurrency,
-        seconds=options.seconds,
-        warmup_s=options.warmup,
-        seed=options.seed,
-        target_ttft_ms=options.target_ttft,
-        target_itl_ms=options.target_itl,
-    )
-    if config.rate is not None and round(config.rate * config.seconds) < 1:
-        raise ConfigError(f"a rate of {config.rate:g} for {config.seconds:g} s is no request at all: raise one of them")
-    result = run_async(_measure(engine_args(options), config))
+    rate, seconds = options.rate, options.seconds
+    if rate is not None and round(rate * seconds) < 1:
+        raise ConfigError(f"a rate of {rate:g} for {seconds:g} s is no request at all: raise one of them")
+    args = engine_args(options)
+    with engine_process(args) as handle:
+        from firsttoken.bench.load import LoadConfig
+
+        config = LoadConfig(
+            mix=options.mix,
+            rate=rate,
+            concurrency=options.concurrency,
+            seconds=seconds,
+            warmup_s=options.warmup,
+            seed=options.seed,
+            target_ttft_ms=options.target_ttft,
+            target_itl_ms=options.target_itl,
+        )
+        result = run_async(_measure(args, handle, config))
     hand_in(options, result, _lines(result))
     missed = any(not target["met"] for target in result["targets"].values())
     return 1 if missed or result["requests"]["failed"] else 0
@@ -93,12 +99,13 @@ def _mix(text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-async def _measure(args: EngineArgs, config: LoadConfig) -> dict[str, Any]:
+async def _measure(args: EngineArgs, handle: LaunchedEngine, config: LoadConfig) -> dict[str, Any]:
     from firsttoken.bench.load import measure_load
-    from firsttoken.bench.session import open_session, process_began_ns
+    from firsttoken.bench.session import open_session
     from firsttoken.cli import report
+    from firsttoken.engine.start_account import process_began_ns
 
-    async with open_session(args, process_began_ns()) as session:
+    async with open_session(args, process_began_ns(), handle) as session:
         figures = await measure_load(session, config, say)
         head = report.header(
             session.llm.info,

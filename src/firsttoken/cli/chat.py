@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from firsttoken.cli.options import (
     ENGINE_OPTIONS,
@@ -48,40 +48,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from rich.console import Console
+    fields = {"max_tokens": MAX_TOKENS, **sampling_fields(options)}
+    return _local(options, fields) if options.url is None else _remote(options, fields)
 
-    from firsttoken.cli.terminal import HELP as KEYS
-    from firsttoken.cli.terminal import Chat, pipe_reader, terminal_reader
 
-    interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    console = Console(soft_wrap=True)
-    source = _source(options)
+def _local(options: argparse.Namespace, fields: dict[str, Any]) -> int:
+    from firsttoken.engine.launch import engine_process
+
+    if options.api_key is not None:
+        raise ConfigError("--api-key goes with --url: an engine that is started here asks for none")
+    args = engine_args(options)
+    _check_can_chat(args)
+    with engine_process(args) as handle:
+        from firsttoken.cli.conversation import LocalSource
+        from firsttoken.cli.progress import loading
+
+        with loading(args.model):
+            source = LocalSource(args, fields, handle)
+        return _talk(options, source)
+
+
+def _remote(options: argparse.Namespace, fields: dict[str, Any]) -> int:
+    from firsttoken.cli.conversation import RemoteSource
+
+    local = [name for name in ENGINE_OPTIONS if name not in _LOCAL_ONLY and hasattr(options, name)]
+    if local:
+        flag = "--" + local[0].replace("_", "-")
+        raise ConfigError(f"{flag} is for an engine that is started here: the one behind --url has its own")
+    model = getattr(options, "model", None)
+    return _talk(options, RemoteSource(options.url, fields, api_key=options.api_key, model=model))
+
+
+def _talk(options: argparse.Namespace, source: Source) -> int:
+    """Hold the conversation, and close ``source``."""
     try:
+        from rich.console import Console
+
+        from firsttoken.cli.terminal import HELP as KEYS
+        from firsttoken.cli.terminal import Chat, pipe_reader, terminal_reader
+
+        interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        console = Console(soft_wrap=True)
         if interactive:
             console.print(f"{source.model}\n{KEYS}", style="dim", markup=False, highlight=False)
         chat = Chat(source, console, system=options.system, interactive=interactive)
         return chat.run(terminal_reader() if interactive else pipe_reader(sys.stdin))
     finally:
         source.close()
-
-
-def _source(options: argparse.Namespace) -> Source:
-    from firsttoken.cli.conversation import LocalSource, RemoteSource
-    from firsttoken.cli.progress import loading
-
-    fields = {"max_tokens": MAX_TOKENS, **sampling_fields(options)}
-    if options.url is None:
-        if options.api_key is not None:
-            raise ConfigError("--api-key goes with --url: an engine in this process asks for none")
-        args = engine_args(options)
-        _check_can_chat(args)
-        with loading(args.model):
-            return LocalSource(args, fields)
-    local = [name for name in ENGINE_OPTIONS if name not in _LOCAL_ONLY and hasattr(options, name)]
-    if local:
-        flag = "--" + local[0].replace("_", "-")
-        raise ConfigError(f"{flag} is for an engine in this process: the one behind --url has its own")
-    return RemoteSource(options.url, fields, api_key=options.api_key, model=getattr(options, "model", None))
 
 
 def _check_can_chat(args: EngineArgs) -> None:

@@ -1,4 +1,4 @@
-"""Where the answers of ``firsttoken chat`` come from: an engine in this process, or a server's URL."""
+"""Where the answers of ``firsttoken chat`` come from: an engine of its own, or a server's URL."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from firsttoken.core.errors import ConfigError, FirstTokenError
 
 if TYPE_CHECKING:
     from firsttoken.frontend.async_llm import AsyncLLM
+    from firsttoken.transport.channel import EngineHandle
 
 T = TypeVar("T")
 Message = dict[str, str]
@@ -41,9 +42,10 @@ class Source(Protocol):
 
 
 class LocalSource:
-    """An engine in this process; its event loop runs on a thread of its own, so that the terminal may block."""
+    """The engine that ``handle`` was started as, for ``args``. Its front end's event loop runs on a thread, so that the
+    terminal may block."""
 
-    def __init__(self, args: EngineArgs, fields: dict[str, Any]) -> None:
+    def __init__(self, args: EngineArgs, fields: dict[str, Any], handle: EngineHandle) -> None:
         from firsttoken.frontend.async_llm import AsyncLLM
 
         self._fields = fields
@@ -53,7 +55,7 @@ class LocalSource:
         self.completion_tokens: int | None = None
         self._llm: AsyncLLM | None = None
         try:
-            self._llm = self._call(AsyncLLM.launch(args, in_process=True))
+            self._llm = self._call(AsyncLLM.launch(args, handle=handle))
         except BaseException:
             self.close()
             raise
@@ -96,12 +98,21 @@ class LocalSource:
         if self._llm is not None:
             llm, self._llm = self._llm, None
             self._call(llm.shutdown())
+        self._call(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _end_tasks() -> None:
+    """What a launch that was given up has left on the loop ends before the loop does."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class RemoteSource:

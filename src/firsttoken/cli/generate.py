@@ -20,7 +20,10 @@ from firsttoken.cli.options import (
 from firsttoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from firsttoken.cli.conversation import LocalSource
     from firsttoken.cli.jobs import Answer, Job
+    from firsttoken.core.engine_args import EngineArgs
+    from firsttoken.transport.channel import EngineHandle
     from firsttoken.transport.messages import EngineInfo
 
 NAME = "generate"
@@ -52,14 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    import asyncio
+    from firsttoken.engine.launch import engine_process
 
     if options.chat and options.input is not None:
         raise ConfigError('--chat goes with --prompt: in --input, a line with "messages" is a chat')
     defaults = {"max_tokens": MAX_TOKENS, **sampling_fields(options)}
     jobs = _jobs(options, defaults)
+    args = engine_args(options)
     if options.prompt and len(jobs) == 1 and options.output is None and not options.json and sys.stdout.isatty():
-        return _stream(options, jobs[0], defaults)
+        return _stream(args, jobs[0], defaults)
     with ExitStack() as stack:
         output = None
         if options.output is not None:
@@ -79,7 +83,10 @@ def run(options: argparse.Namespace) -> int:
                 elif not options.json:
                     _show(answer, with_prompt=len(jobs) > 1)
 
-        info = asyncio.run(_compute(options, jobs, defaults, take))
+        handle = stack.enter_context(engine_process(args))
+        import asyncio
+
+        info = asyncio.run(_compute(args, handle, jobs, defaults, take))
     if options.json:
         from firsttoken.cli import report
 
@@ -87,17 +94,25 @@ def run(options: argparse.Namespace) -> int:
     return 1 if any(answer.error for answer in answers) else 0
 
 
-def _stream(options: argparse.Namespace, job: Job, defaults: dict[str, Any]) -> int:
+def _stream(args: EngineArgs, job: Job, defaults: dict[str, Any]) -> int:
     """The only answer, as it comes, for a person who waits for it."""
-    from firsttoken.cli.conversation import LocalSource
-    from firsttoken.cli.progress import loading
+    from firsttoken.engine.launch import engine_process
+
+    with engine_process(args) as handle:
+        from firsttoken.cli.conversation import LocalSource
+        from firsttoken.cli.progress import loading
+
+        with loading(args.model):
+            source = LocalSource(args, defaults, handle)
+        return _show_stream(source, job)
+
+
+def _show_stream(source: LocalSource, job: Job) -> int:
+    """Print what comes, and close ``source``."""
     from firsttoken.cli.terminal import show
     from firsttoken.core.errors import InvalidRequest
     from firsttoken.frontend.generation import GenerationFailed
 
-    args = engine_args(options)
-    with loading(args.model):
-        source = LocalSource(args, defaults)
     began = False
     try:
         for piece in source.answer(job):
@@ -135,14 +150,15 @@ def _jobs(options: argparse.Namespace, defaults: dict[str, Any]) -> list[Job]:
     return [Job(prompt=text) for text in options.prompt]
 
 
-async def _compute(options: argparse.Namespace, jobs: list[Job], defaults: dict[str, Any], take: Any) -> EngineInfo:
+async def _compute(
+    args: EngineArgs, handle: EngineHandle, jobs: list[Job], defaults: dict[str, Any], take: Any
+) -> EngineInfo:
     from firsttoken.cli.batch import run_jobs
     from firsttoken.cli.progress import count_progress, loading
     from firsttoken.frontend.async_llm import AsyncLLM
 
-    args = engine_args(options)
     with loading(args.model):
-        llm = await AsyncLLM.launch(args, in_process=True)
+        llm = await AsyncLLM.launch(args, handle=handle)
     try:
         with count_progress("answering", len(jobs)) as update:
             await run_jobs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 
 from firsttoken.cli.options import (
@@ -79,11 +80,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from firsttoken.cli.config_file import add_config, server_config
-    from firsttoken.server.run import serve
+    from firsttoken.engine.launch import engine_process
+    from firsttoken.engine.start_account import process_began_ns
+    from firsttoken.server.listener import bind
 
     if options.config is not None:
         parser = argparse.ArgumentParser()
         add_arguments(parser)
         add_config(options, options.config, parser)
     setup_logging(getattr(options, "log_level", LOG_LEVEL), json_lines=getattr(options, "log_json", False))
-    return serve(server_config(options), engine_args(options))
+    config, args = server_config(options), engine_args(options)
+    with closing(bind(config)) as listener, engine_process(args) as handle:
+        from firsttoken.server.run import serve
+
+        return serve(config, listener, args, handle, process_began_ns())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from array import array
 from collections.abc import Sequence
@@ -33,10 +34,15 @@ WARM_UP_TOKENS = 40
 
 
 def build_engine(
-    args: EngineArgs, channel: EngineEnd, account: StartAccount, devices: Sequence[Device] | None = None
+    args: EngineArgs,
+    channel: EngineEnd,
+    account: StartAccount,
+    devices: Sequence[Device] | None = None,
+    *,
+    own_process: bool = False,
 ) -> EngineLoop:
     """Open the checkpoint, load, warm up, and say `Ready` on ``channel``. ``devices`` are those of
-    `registry.begin_devices`, which is called when they are not given.
+    `registry.begin_devices`, which is called when they are not given; ``own_process`` as in `run.run_engine`.
 
     Raises `CheckpointError` and `ConfigError`; the caller tells the front end.
     """
@@ -55,6 +61,11 @@ def build_engine(
     warm_up(executor, config, checkpoint)
     account.close("warm_up")
     loop = assemble(config, checkpoint.fingerprint, executor, channel)
+    if own_process:
+        # What lives now lives to the end: the collector need not walk it again in the middle of a step. Before the
+        # first request can come, which would wait for it.
+        gc.collect()
+        gc.freeze()
     account.close("other")
     channel.send(Ready(describe(config, checkpoint, account, device.facts().name)))
     return loop

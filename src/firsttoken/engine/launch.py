@@ -1,6 +1,7 @@
 """Starts an engine, in a process of its own or on a thread, and hands out the front end's end of its channel.
 
-Torch-free until an engine is really started on a thread: the API process imports this.
+Torch-free until an engine is really started on a thread: the API process imports this. And soon imported: nothing but
+what it takes to start a process, since commands start theirs before they import what they are to do with it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,9 +24,11 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.engine.start_account import StartAccount
 from firsttoken.observability.logging import logging_setup
 from firsttoken.transport.channel import ChannelClosed, ClientEnd
-from firsttoken.transport.inprocess import InProcessEngineEnd, in_process_channel
 from firsttoken.transport.messages import Shutdown
 from firsttoken.transport.socket_channel import SocketClientEnd
+
+if TYPE_CHECKING:
+    from firsttoken.transport.inprocess import InProcessEngineEnd
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +42,18 @@ COMPUTE_ENVIRONMENT = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
 }
 
+# What an engine gets to leave by itself that a command gives up: it starts and does not listen, or has ended already.
+_GIVEN_UP_S = 0.1
+
 
 class ProcessHandle:
-    """An engine in a child process."""
+    """An engine in a child process, which was asked for at ``launched_ns``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], client: SocketClientEnd) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], client: SocketClientEnd, launched_ns: int) -> None:
         self.process = process
         self.client: ClientEnd = client
         self.pid: int | None = process.pid
+        self.launched_ns = launched_ns
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -104,6 +113,7 @@ def start_process(args: EngineArgs) -> ProcessHandle:
     """
     _check_types(args)
     level, as_json = logging_setup()
+    launched_ns = now_ns()
     ours, theirs = socket.socketpair()
     with theirs:
         command = [
@@ -111,7 +121,7 @@ def start_process(args: EngineArgs) -> ProcessHandle:
             "-m",
             "firsttoken.engine.process",
             str(theirs.fileno()),
-            str(now_ns()),
+            str(launched_ns),
             level,
             "json" if as_json else "text",
             msgspec.json.encode(args).decode(),
@@ -119,7 +129,18 @@ def start_process(args: EngineArgs) -> ProcessHandle:
         process = subprocess.Popen(  # noqa: S603
             command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=COMPUTE_ENVIRONMENT | os.environ
         )
-    return ProcessHandle(process, SocketClientEnd(ours))
+    return ProcessHandle(process, SocketClientEnd(ours), launched_ns)
+
+
+@contextlib.contextmanager
+def engine_process(args: EngineArgs) -> Iterator[ProcessHandle]:
+    """`start_process` for a command, before it imports what it will do with the engine, and the end of the process
+    should the command fail in between or forget it."""
+    handle = start_process(args)
+    try:
+        yield handle
+    finally:
+        handle.stop(_GIVEN_UP_S)
 
 
 def start_thread(args: EngineArgs) -> ThreadHandle:
@@ -128,6 +149,8 @@ def start_thread(args: EngineArgs) -> ThreadHandle:
     if "torch" not in sys.modules:
         for name, value in COMPUTE_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+    from firsttoken.transport.inprocess import in_process_channel
+
     account = StartAccount()
     engine_end, client_end = in_process_channel()
     thread = threading.Thread(target=_run, args=(args, engine_end, account), name="firsttoken-engine", daemon=True)

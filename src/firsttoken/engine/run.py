@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 from collections.abc import Sequence
 
@@ -34,7 +33,7 @@ def run_engine(
     `registry.begin_devices`, if it was called.
     """
     try:
-        loop = build_engine(args, channel, account, devices)
+        loop = build_engine(args, channel, account, devices, own_process=own_process)
     except ChannelClosed:
         return True
     except Exception as error:
@@ -48,10 +47,6 @@ def run_engine(
         return False
     if args.engine_core is not None:
         keep_to(args.engine_core)
-    if own_process:
-        # What lives now lives to the end: the collector need not walk it again in the middle of a step.
-        gc.collect()
-        gc.freeze()
     try:
         loop.run()
     except Exception:

@@ -89,14 +89,23 @@ class AsyncLLM:
 
     @classmethod
     async def launch(
-        cls, args: EngineArgs, *, in_process: bool = False, tokenizer: Tokenizer | None = None, text_workers: int = 2
+        cls,
+        args: EngineArgs,
+        *,
+        in_process: bool = False,
+        handle: EngineHandle | None = None,
+        tokenizer: Tokenizer | None = None,
+        text_workers: int = 2,
     ) -> AsyncLLM:
-        """Start an engine in a process of its own, or on a thread of this one, and wait until it is ready.
+        """Start an engine in a process of its own, or on a thread of this one, and wait until it is ready. ``handle``
+        is the engine of ``args`` when it has been started already.
 
         The tokenizer is built while the engine loads its weights. Raises `CheckpointError` for a model that cannot be
         read, `EngineDead` when the engine could not start.
         """
         llm = cls.from_engine_args(args, in_process=in_process, tokenizer=tokenizer, text_workers=text_workers)
+        if handle is not None:
+            llm._link = EngineLink(handle)
         try:
             await llm.start()
         except BaseException:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import gc
 import signal
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -20,16 +19,19 @@ import uvicorn
 import uvloop
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
-from firsttoken.core.errors import ConfigError
 from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig
+from firsttoken.server.listener import bind
 from firsttoken.server.protocol import Protocol
 from firsttoken.server.start_lines import CHAT, IDS, TEXT, start_lines, start_parts, try_lines
 from firsttoken.version import __version__
 
 if TYPE_CHECKING:
+    import socket
+
     from firsttoken.core.engine_args import EngineArgs
     from firsttoken.frontend.async_llm import AsyncLLM
+    from firsttoken.transport.channel import EngineHandle
 
 # Longer than the usual client's idle time, so that it is the client who closes an idle connection.
 KEEP_ALIVE_S = 75
@@ -39,20 +41,31 @@ LAG_EVERY_S = 0.25
 _POLL_S = 0.01
 
 
-def serve(config: ServerConfig, args: EngineArgs) -> int:
-    """Serve until a signal; returns the exit code: 0, or 1 when running requests had to be cut off.
+def serve(config: ServerConfig, listener: socket.socket, args: EngineArgs, handle: EngineHandle, began_ns: int) -> int:
+    """Serve on ``listener`` (see `listener.bind`) until a signal, with the engine that was started for ``args``; the
+    start is counted from ``began_ns``. Returns the exit code: 0, or 1 when running requests had to be cut off.
 
-    Raises `ConfigError` when the address cannot be used, and what `AsyncLLM.launch` raises.
+    Raises what `AsyncLLM.launch` raises.
     """
     from firsttoken.frontend.async_llm import AsyncLLM
 
-    return run_server(config, lambda: AsyncLLM.launch(args))
+    return _run(config, listener, lambda: AsyncLLM.launch(args, handle=handle), began_ns)
 
 
 def run_server(config: ServerConfig, launch: Callable[[], Awaitable[AsyncLLM]]) -> int:
-    """`serve` for an engine started by ``launch``, which runs after the address is known to be free."""
+    """`serve` for an engine started by ``launch``, which runs after the address is known to be free.
+
+    Raises `ConfigError` when the address cannot be used, and what ``launch`` raises.
+    """
     began_ns = now_ns()
-    with contextlib.closing(_bind(config)) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with contextlib.closing(bind(config)) as listener:
+        return _run(config, listener, launch, began_ns)
+
+
+def _run(
+    config: ServerConfig, listener: socket.socket, launch: Callable[[], Awaitable[AsyncLLM]], began_ns: int
+) -> int:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listener, launch, began_ns))
 
 
@@ -172,27 +185,6 @@ class Ending:
         if asked or self._cut:
             _say("stopped: " + ("1 request was" if self._cut == 1 else f"{self._cut} requests were") + " ended early")
         self._server.should_exit = True
-
-
-def _bind(config: ServerConfig) -> socket.socket:
-    """A bound socket that does not listen yet: an address in use is found before a model is loaded."""
-    where = f"{config.host}:{config.port}"
-    listener: socket.socket | None = None
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        if listener is not None:
-            listener.close()
-        raise ConfigError(
-            f"cannot listen on {where}: {error.strerror or error}; choose another --host or --port"
-        ) from None
-    listener.setblocking(False)
-    return listener
 
 
 def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, took_ns: int) -> None:

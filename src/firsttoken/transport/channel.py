@@ -52,5 +52,12 @@ class EngineHandle(Protocol):
         """Ask it to leave, wait up to ``timeout_s``, then end it by force where that is possible. Idempotent."""
 
 
+class LaunchedEngine(EngineHandle, Protocol):
+    """One whose start is accounted for: it was asked for at ``launched_ns``."""
+
+    @property
+    def launched_ns(self) -> int: ...
+
+
 class ChannelClosed(Exception):
     """The other end is gone."""

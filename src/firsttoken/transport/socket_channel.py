@@ -4,19 +4,22 @@ connect). The engine's end blocks; the client's end lives on an asyncio loop or,
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import select
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from firsttoken.transport.channel import ChannelClosed
 from firsttoken.transport.framing import FrameError, FrameReader, frame
 from firsttoken.transport.messages import ENCODER, FROM_ENGINE, TO_ENGINE, FromEngine, ToEngine
+
+if TYPE_CHECKING:
+    import asyncio
 
 _READ_BYTES = 1 << 20
 
@@ -92,6 +95,8 @@ class SocketClientEnd:
         self._closed = False
 
     def listen(self, on_message: Callable[[FromEngine], None], on_close: Callable[[], None]) -> None:
+        import asyncio  # takes longer than to start an engine, which needs an unused end only
+
         self._on_message, self._on_close = on_message, on_close
         try:
             self._loop = asyncio.get_running_loop()

@@ -1,0 +1,32 @@
+"""The address that is served on. Apart from the server, which takes longer to import than an engine to launch."""
+
+from __future__ import annotations
+
+import socket
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.server.config import ServerConfig
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A bound socket that does not listen yet: an address in use is found before a model is loaded.
+
+    Raises `ConfigError`.
+    """
+    where = f"{config.host}:{config.port}"
+    listener: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigError(
+            f"cannot listen on {where}: {error.strerror or error}; choose another --host or --port"
+        ) from None
+    listener.setblocking(False)
+    return listener
