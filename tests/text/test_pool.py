@@ -6,7 +6,8 @@ import pytest
 
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.text.chat_template import ChatTemplate
-from firsttoken.text.pool import LARGE, TextPool
+from firsttoken.text.pace import Pace
+from firsttoken.text.pool import INLINE_NS, LARGE, TextPool
 from firsttoken.text.tokenizer import Tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' + m.content + '<|im_end|>' }}{% endfor %}"
@@ -14,7 +15,9 @@ TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' + m.content
 
 @pytest.fixture
 def pool(byte_tokenizer: Tokenizer):
-    pool = TextPool(byte_tokenizer, ChatTemplate(TEMPLATE), workers=2, max_chars=8 << 20)
+    template = ChatTemplate(TEMPLATE)
+    pace = Pace.measure(byte_tokenizer, template)
+    pool = TextPool(byte_tokenizer, template, workers=2, max_chars=8 << 20, pace=pace)
     yield pool
     pool.close()
 
@@ -119,4 +122,46 @@ async def test_work_whose_caller_left_is_dropped(byte_tokenizer: Tokenizer) -> N
     assert (await first).ids
     await pool.encode("third")
     assert started == ["first", "third"]
+    pool.close()
+
+
+CHAT = [{"role": "user", "content": "Hi"}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+LONG = "x" * 1000
+TOOL = [{"type": "function"}]
+SHORT = Pace(byte_ns=INLINE_NS / 100, chat_ns=0, message_ns=0)
+
+
+@pytest.mark.parametrize(
+    ("pace", "ask", "inline"),
+    [
+        (SHORT, lambda pool: pool.encode("x" * 100), True),
+        (SHORT, lambda pool: pool.encode("x" * 101), False),
+        (SHORT, lambda pool: pool.encode("x" * 10, batch=11), False),
+        (SHORT, lambda pool: pool.encode("x", parse_special=False), False),
+        (SHORT, lambda pool: pool.render_and_encode(CHAT), True),
+        (SHORT, lambda pool: pool.render_and_encode(PARTS), False),
+        (SHORT, lambda pool: pool.render_and_encode([{"role": "user", "content": LONG}]), False),
+        (SHORT, lambda pool: pool.render_and_encode(CHAT, tools=TOOL), False),
+        (SHORT, lambda pool: pool.render_and_encode(CHAT, template_kwargs={"enable_thinking": True}), True),
+        (SHORT, lambda pool: pool.render_and_encode(CHAT, template_kwargs={"words": ["x"]}), False),
+        (None, lambda pool: pool.encode("x"), False),
+        (None, lambda pool: pool.render_and_encode(CHAT), False),
+    ],
+)
+async def test_only_what_is_known_to_be_short_is_done_in_the_loop(
+    byte_tokenizer: Tokenizer, monkeypatch, pace: Pace | None, ask, inline: bool
+) -> None:
+    threads = []
+    encode = Tokenizer.encode
+
+    def watched(*args, **options):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return encode(*args, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", watched)
+    template = ChatTemplate("{{ tools }}" + TEMPLATE)
+    pool = TextPool(byte_tokenizer, template, pace=pace)
+    assert (await ask(pool)).ids
+    assert threads == [inline]
     pool.close()

@@ -28,6 +28,7 @@ from firsttoken.frontend.prompts import Prompt, split_prompt
 from firsttoken.observability.health import Health, Progress
 from firsttoken.observability.metrics import FrontendMetrics
 from firsttoken.text.chat_template import ChatTemplate
+from firsttoken.text.pace import Pace
 from firsttoken.text.pool import RenderedPrompt, TextPool
 from firsttoken.text.tokenizer import Tokenizer
 from firsttoken.transport.channel import EngineHandle
@@ -233,11 +234,12 @@ class AsyncLLM:
 
     # --------------------------------------------------------------------- text
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
-        """Token ids of ``text``, made in a thread. Raises `InvalidRequest`, before any work for a text that is too
-        long to fit the model's context."""
+    async def encode(self, text: str, *, add_special_tokens: bool = True, batch: int = 1) -> array[int]:
+        """Token ids of ``text``, made in a thread unless ``batch`` such texts, which are asked for at once, are a
+        matter of microseconds. Raises `InvalidRequest`, before any work for a text that is too long to fit the
+        model's context."""
         await self.start()
-        rendered = await self._texts().encode(text, add_special_tokens=add_special_tokens)
+        rendered = await self._texts().encode(text, add_special_tokens=add_special_tokens, batch=batch)
         return rendered.ids
 
     async def render_chat(
@@ -248,8 +250,9 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> RenderedPrompt:
-        """The prompt of a chat by the checkpoint's template, and its token ids, made in a thread. ``template_kwargs``
-        are variables for the template. Raises `InvalidRequest`, also when the model has no chat template."""
+        """The prompt of a chat by the checkpoint's template, and its token ids, made in a thread unless they are a
+        matter of microseconds. ``template_kwargs`` are variables for the template. Raises `InvalidRequest`, also when
+        the model has no chat template."""
         await self.start()
         return await self._texts().render_and_encode(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
@@ -413,7 +416,13 @@ class AsyncLLM:
 
 
 def _text_pool(tokenizer: Tokenizer, template: ChatTemplate | None, workers: int, max_model_len: int) -> TextPool:
-    return TextPool(tokenizer, template, workers=workers, max_chars=max_model_len * tokenizer.max_token_chars)
+    return TextPool(
+        tokenizer,
+        template,
+        workers=workers,
+        max_chars=max_model_len * tokenizer.max_token_chars,
+        pace=Pace.measure(tokenizer, template),
+    )
 
 
 def _start_engine(args: EngineArgs, in_process: bool) -> EngineHandle:

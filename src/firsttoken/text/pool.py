@@ -1,8 +1,9 @@
-"""Text work in threads, so that it never blocks the event loop."""
+"""Text work in threads, so that it never blocks the event loop. What is done sooner than a thread woken stays here."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,15 @@ from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.messages import count_characters
+from firsttoken.text.pace import Pace
 from firsttoken.text.tokenizer import Tokenizer, check_unicode
 
 LARGE = 64 << 10
 """Characters from which a text takes the lane for large ones (about 15 ms of tokenising)."""
+
+INLINE_NS = 75_000
+"""Estimate below which a prompt is made in the event loop. To a thread and back is 60 us if nobody else runs and 300
+beside 64 streams, and 30 us of the loop's own time."""
 
 _T = TypeVar("_T")
 
@@ -34,7 +40,8 @@ class RenderedPrompt:
 
 class TextPool:
     """Renders and tokenises in ``workers`` threads, and texts of `LARGE` characters or more in one thread of their
-    own, so that a large prompt never makes a small one wait.
+    own, so that a large prompt never makes a small one wait. With a ``pace`` to judge them by, prompts that are a
+    matter of microseconds (`INLINE_NS`) take no thread.
 
     A prompt of more than ``max_chars`` characters is refused before any work is done on it
     (``max_model_len * tokenizer.max_token_chars`` refuses only what cannot fit). The queue has no bound of its own:
@@ -43,11 +50,20 @@ class TextPool:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, *, workers: int = 2, max_chars: int = 1 << 24
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        workers: int = 2,
+        max_chars: int = 1 << 24,
+        pace: Pace | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.max_chars = max_chars
+        self._pace = pace
+        # The library would hand each text to a thread of its own and wait for it, which pays for batches alone.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="text")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="text-large")
 
@@ -58,8 +74,10 @@ class TextPool:
         add_special_tokens: bool = True,
         parse_special: bool = True,
         param: str = "prompt",
+        batch: int = 1,
     ) -> RenderedPrompt:
-        """Ids of ``text``. Raises `InvalidRequest` naming ``param`` when it is too long or not valid Unicode."""
+        """Ids of ``text``, one of ``batch`` that are asked for at once and so judged together. Raises
+        `InvalidRequest` naming ``param`` when it is too long or not valid Unicode."""
         self._check_size(len(text), param)
         started = now_ns()
 
@@ -68,6 +86,9 @@ class TextPool:
             ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
             return RenderedPrompt(text, ids, started, now_ns())
 
+        # The tokenizer that is blind to control tokens is built when first needed, which takes its time.
+        if parse_special and self._pace is not None and batch * self._pace.of_text(text, INLINE_NS) <= INLINE_NS:
+            return work()
         return await self._run(len(text), work)
 
     async def render_and_encode(
@@ -101,6 +122,9 @@ class TextPool:
             ids = self.tokenizer.encode(text, add_special_tokens=False)
             return RenderedPrompt(text, ids, templated, now_ns())
 
+        rich = bool(tools) or not all(isinstance(value, bool) for value in (template_kwargs or {}).values())
+        if not rich and self._pace is not None and self._pace.of_chat(messages, INLINE_NS) <= INLINE_NS:
+            return work()
         return await self._run(size, work)
 
     async def _run(self, size: int, work: Callable[[], _T]) -> _T:
