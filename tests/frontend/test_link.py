@@ -9,7 +9,7 @@ import pytest
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
-from firsttoken.frontend.link import EngineLink
+from firsttoken.frontend.link import TURN, EngineLink
 from firsttoken.transport.channel import ChannelClosed
 from firsttoken.transport.messages import (
     Abort,
@@ -88,6 +88,14 @@ def link(client):
     return link
 
 
+@pytest.fixture
+async def loop_link(client):
+    """The same on the test's event loop."""
+    link = EngineLink(client)
+    link.listen()
+    return link
+
+
 def request(number):
     return EngineRequest(id=number, prompt=b"\0" * 4, params=SamplingParams(), seed=0, max_tokens=4)
 
@@ -102,6 +110,66 @@ def test_first_tokens_go_before_next_tokens(client, link):
     assert log == [1, 2, 3, 1, 2, 1, 3, 2]
     assert isinstance(client.sent[0], Submit)
     assert len(client.sent[0].requests) == 2, "answers of one request go in one message"
+
+
+class Waker(Sink):
+    """A sink whose owner runs in a later turn of the loop, as tasks do."""
+
+    def deliver(self, delta, ns):
+        self.log.append(("told", delta.id))
+        asyncio.get_running_loop().call_soon(self.log.append, ("ran", delta.id))
+
+
+async def test_who_waits_for_a_first_token_runs_before_others_are_told(client, loop_link):
+    log = []
+    loop_link.submit([request(1), request(2)], Waker(log))
+    client.step(RequestDelta(1, [5]), RequestDelta(2, [5]))
+    await asyncio.sleep(0)
+    loop_link.submit([request(3)], Waker(log))
+    log.clear()
+    client.step(RequestDelta(1, [6]), RequestDelta(2, [6]), RequestDelta(3, [5]))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert log == [("told", 3), ("ran", 3), ("told", 1), ("told", 2), ("ran", 1), ("ran", 2)]
+
+
+async def test_many_are_told_in_turns_between_which_others_run(client, loop_link):
+    log = []
+    loop_link.submit([request(number) for number in range(2 * TURN + 1)], Sink(log))
+    told = []
+    for _ in range(2):  # first tokens and next ones alike
+        log.clear()
+        client.step(*(RequestDelta(number, [5]) for number in range(2 * TURN + 1)))
+        for _ in range(4):
+            told.append(len(log))
+            await asyncio.sleep(0)
+        assert log == list(range(2 * TURN + 1))
+    assert told == [TURN, 2 * TURN, 2 * TURN + 1, 2 * TURN + 1] * 2
+
+
+async def test_nothing_overtakes_what_waits_for_its_turn(client, loop_link):
+    log = []
+    everyone = list(range(TURN + 2))
+    loop_link.submit([request(number) for number in everyone], Sink(log))
+    client.step(*(RequestDelta(number, [5]) for number in everyone))
+    client.tell(Refused(0, "too long"))
+    assert log == [*everyone, ("refused", 0)]
+    log.clear()
+    client.step(*(RequestDelta(number, [6]) for number in everyone[1:]))
+    loop_link.abort([everyone[-1]])
+    client.hang_up()
+    assert log == [*everyone[1:-1], ("dead", "the engine stopped: its end of the channel was closed")]
+
+
+async def test_who_ended_is_told_in_a_later_turn_too(client, loop_link):
+    idle = []
+    loop_link.on_idle = lambda: idle.append(loop_link.live)
+    everyone = range(TURN + 1)
+    loop_link.submit([request(number) for number in everyone], Sink([]))
+    client.step(*(RequestDelta(number, [5], finish_reason="length") for number in everyone))
+    assert (loop_link.live, idle) == (1, [])
+    await asyncio.sleep(0)
+    assert (loop_link.live, idle) == (0, [0])
 
 
 def test_nothing_is_kept_of_what_has_ended(client, link):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from typing import Protocol
@@ -26,6 +28,10 @@ from firsttoken.transport.messages import (
 )
 
 logger = logging.getLogger(__name__)
+
+# Callers who are woken in one turn of the event loop, about 40 us each. Between two turns it looks at its sockets, so
+# this bounds how long a new request waits for the tokens of others.
+TURN = 16
 
 
 class Sink(Protocol):
@@ -58,6 +64,10 @@ class EngineLink:
         self.on_dead: Callable[[], None] = _nothing
         self._sinks: dict[int, Sink] = {}
         self._fresh: set[int] = set()  # live requests that have got nothing yet
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._later: deque[RequestDelta] = deque()  # on a loop: arrived at _later_ns, their callers not woken yet
+        self._later_ns = 0
+        self._turn_due = False
         self._suspect = False
 
     @property
@@ -67,6 +77,8 @@ class EngineLink:
 
     def listen(self) -> None:
         """Start to receive; within a running event loop everything then happens on that loop."""
+        with contextlib.suppress(RuntimeError):
+            self._loop = asyncio.get_running_loop()
         self.handle.client.listen(self._on_message, self._on_close)
 
     def submit(self, requests: list[EngineRequest], sink: Sink) -> None:
@@ -111,6 +123,7 @@ class EngineLink:
         """
         if self.error is not None:
             return
+        self._deliver_later(len(self._later))
         self.error = EngineDead(f"the engine stopped: {why}")
         if self.ready.done() and not asked:
             logger.error("%s; requests that ended with it: %d", self.error, len(self._sinks))
@@ -125,6 +138,7 @@ class EngineLink:
         self.on_idle()
 
     def _on_message(self, message: FromEngine) -> None:
+        self._deliver_later(len(self._later))  # what came before goes before
         if isinstance(message, StepOutputs):
             self._on_step(message)
         elif isinstance(message, Refused):
@@ -141,13 +155,37 @@ class EngineLink:
     def _on_step(self, step: StepOutputs) -> None:
         self.stats = step.stats
         self.on_stats(step.stats)
-        deltas = step.deltas
-        if self._fresh:
-            # Callers are woken in this order, and a first token is awaited most: it goes before the next tokens of
-            # streams that flow already.
-            deltas = sorted(deltas, key=lambda delta: delta.id not in self._fresh)
-            self._fresh.difference_update([delta.id for delta in deltas])
         ns = now_ns()
+        deltas = step.deltas
+        firsts = [delta for delta in deltas if delta.id in self._fresh] if self._fresh else []
+        if firsts:
+            # A first token is awaited most: it goes before the next tokens of streams that flow already.
+            deltas = firsts + [delta for delta in deltas if delta.id not in self._fresh]
+            self._fresh.difference_update([delta.id for delta in firsts])
+        if self._loop is None:
+            self._deliver(deltas, ns)
+        else:
+            self._later.extend(deltas)
+            self._later_ns = ns
+            self._deliver_turn(min(len(firsts), TURN) or TURN)
+
+    def _deliver_turn(self, count: int) -> None:
+        """Wake some callers, and the others in later turns of the loop, when these have run."""
+        self._deliver_later(count)
+        if self._later and not self._turn_due and self._loop is not None:
+            self._turn_due = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_due = False
+        self._deliver_turn(TURN)
+
+    def _deliver_later(self, count: int) -> None:
+        """Deliver up to ``count`` of the deltas that wait for their turn."""
+        if self._later:
+            self._deliver([self._later.popleft() for _ in range(min(count, len(self._later)))], self._later_ns)
+
+    def _deliver(self, deltas: list[RequestDelta], ns: int) -> None:
         ended = False
         for delta in deltas:
             if delta.finish_reason is None:
