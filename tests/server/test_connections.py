@@ -7,9 +7,10 @@ import json
 from contextlib import asynccontextmanager
 
 import pytest
+from uvicorn.server import ServerState
 
 from firsttoken.server import call, run
-from firsttoken.server.protocol import MAX_HEAD_BYTES
+from firsttoken.server.protocol import MAX_HEAD_BYTES, Protocol
 from tests.server.conftest import forever
 
 BODY = b'{"prompt":"hi","max_tokens":2}'
@@ -172,6 +173,17 @@ async def test_a_connection_that_sends_no_request_is_closed(connect, monkeypatch
         assert await connection.reply() is None
 
 
+@pytest.mark.parametrize("data", [b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\n"])
+async def test_a_connection_whose_next_request_does_not_come_whole_is_closed(connect, monkeypatch, data):
+    monkeypatch.setattr(run, "KEEP_ALIVE_S", 0.1)
+    async with connect() as (_, new):
+        connection = await new()
+        await connection.send(post())
+        assert (await connection.reply())[0] == 200
+        await connection.send(data)
+        assert await connection.reply() is None
+
+
 async def test_half_a_pipelined_request_does_not_cut_the_answer_before_it(connect, monkeypatch):
     monkeypatch.setattr(run, "KEEP_ALIVE_S", 0.05)
     async with connect(forever, step_s=0.01) as (_, new):
@@ -213,3 +225,111 @@ async def test_the_account_starts_with_the_first_byte(connect):
         _, body = await connection.reply()
         assert 100 <= body["timings"]["parse_ms"] <= body["timings"]["total_ms"]
         assert body["timings"]["unaccounted_ms"] == 0
+
+
+# ----------------------------------------------------------------- what is written, piece by piece
+
+
+class Socket:
+    """A transport that remembers each write."""
+
+    def __init__(self):
+        self.writes = []
+        self.closed = False
+
+    def write(self, data):
+        self.writes.append(bytes(data))
+
+    def close(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+    def get_extra_info(self, name):
+        return None
+
+    def set_write_buffer_limits(self, **limits):
+        pass
+
+    def resume_reading(self):
+        pass
+
+
+async def answered(app, *pieces):
+    """The socket after ``app`` has answered a request that came in ``pieces``, and the scopes that it saw."""
+    scopes = []
+
+    async def watched(scope, receive, send):
+        scopes.append(scope)
+        while (await receive())["more_body"]:
+            pass
+        await app(send)
+
+    config = run._uvicorn_config(watched)
+    config.load()
+    transport = Socket()
+    protocol = Protocol(config, ServerState(), {}, asyncio.get_running_loop())
+    protocol.connection_made(transport)
+    for piece in pieces:
+        protocol.data_received(piece)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    protocol.connection_lost(None)
+    return transport, scopes
+
+
+async def stream(send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for piece in (b"one", b"two"):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+async def test_a_head_goes_out_with_the_first_bytes_and_each_piece_at_once():
+    transport, _ = await answered(stream, post())
+    first, *rest = transport.writes
+    assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert first.endswith(b"\r\n\r\n3\r\none\r\n")
+    assert rest == [b"3\r\ntwo\r\n", b"0\r\n\r\n"]
+
+
+async def test_an_answer_without_a_body_is_sent():
+    async def empty(send):
+        await send({"type": "http.response.start", "status": 204, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    for request in (post(), b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n"):
+        transport, _ = await answered(empty, request)
+        (head,) = [data for data in transport.writes if data]
+        assert head.startswith(b"HTTP/1.1 204 No Content\r\n")
+
+
+async def test_a_caller_who_asks_whether_to_go_on_is_told_so_at_once():
+    head, _, body = post(headers=b"Expect: 100-continue\r\n").partition(b"\r\n\r\n")
+    transport, scopes = await answered(stream, head + b"\r\n\r\n", body)
+    assert transport.writes[0] == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert transport.writes[1].endswith(b"one\r\n")
+    assert len(scopes) == 1
+
+
+async def test_a_head_without_a_body_is_not_lost_when_the_answer_breaks():
+    async def broken(send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError("on purpose")
+
+    transport, _ = await answered(broken, post())
+    assert transport.closed
+    assert transport.writes[0].startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize("cut", [1, 20, len(BODY)])
+async def test_a_body_is_waited_for_with_a_limit_only_while_it_is_incomplete(cut):
+    async def app(send):
+        pass
+
+    data = post()
+    _, (whole,) = await answered(app, data)
+    _, (pieces,) = await answered(app, data[:-cut])
+    assert whole[call.BODY_READ]
+    assert call.BODY_READ not in pieces

@@ -7,11 +7,11 @@ import contextlib
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from firsttoken.core.clock import now_ns
 from firsttoken.server.access import log_unreadable
-from firsttoken.server.call import RECEIVED_NS
+from firsttoken.server.call import BODY_READ, RECEIVED_NS
 from firsttoken.server.errors import ApiError
 
 # A request line with its headers. Others allow 8 to 32 KiB.
@@ -24,6 +24,7 @@ class Protocol(HttpToolsProtocol):
 
     - Writes go to the socket at once. uvloop would keep them until every task that is ready has run: the first token
       of one stream would wait for the next tokens of all the others.
+    - The head of an answer goes out with the first bytes of its body.
     - A request's head is bounded in bytes (431), and in time by the keep-alive limit, from the connection's start.
     - An offer to upgrade (``Upgrade: h2c``, which Java's client makes by default) is not taken, and the request is
       read as if there were none. uvicorn would drop its body.
@@ -48,6 +49,7 @@ class Protocol(HttpToolsProtocol):
         self._stop_timer()
         super().connection_lost(exc)
         for call in self._unfinished():
+            call.transport = self.transport
             call.disconnected = True
             call.message_event.set()
 
@@ -69,6 +71,8 @@ class Protocol(HttpToolsProtocol):
             self._head_fed += len(data)
             if self._head_fed > MAX_HEAD_BYTES:
                 self.send_400_response("")
+        if self._heading and self._head_timer is None:  # most heads come whole and need no timer
+            self._start_timer()
 
     def _read_on(self, rest: bytes) -> None:
         """Read the request again, without the offer to upgrade: the parser takes what follows one for not HTTP."""
@@ -107,8 +111,6 @@ class Protocol(HttpToolsProtocol):
         self.scope[RECEIVED_NS] = now_ns()  # type: ignore[literal-required]  # a key of our own, as ASGI allows
         self._heading = True
         self._head_fed = self._head_parsed = 0
-        if self._head_timer is None:
-            self._start_timer()
 
     def on_url(self, url: bytes) -> None:
         self._measure(len(url))
@@ -124,10 +126,13 @@ class Protocol(HttpToolsProtocol):
         self._declined = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if not self._declined:
             super().on_headers_complete()
+            if self.parser.get_method() != b"HEAD":  # whose answers are heads and nothing else
+                self.cycle.transport = _Opening(self.cycle)  # type: ignore[assignment]  # as much of one as it needs
             self._calls = (*self._unfinished(), self.cycle)
 
     def on_message_complete(self) -> None:
         if not self._declined:
+            self.scope[BODY_READ] = True  # type: ignore[literal-required]
             super().on_message_complete()
 
     def _measure(self, size: int) -> None:
@@ -154,3 +159,29 @@ class Protocol(HttpToolsProtocol):
             self._start_timer()  # half a pipelined request must not cut the answer to the one before
         else:
             self.transport.close()
+
+
+class _Opening:
+    """Stands in for the transport of a cycle (uvicorn's of one request) until the answer's first bytes have gone out:
+    keeps the head and writes it with them, since a write to a socket takes longer than all else that a token needs."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if not self._cycle.response_started:  # 100 Continue
+            self._transport.write(data)
+        elif not self._head:
+            self._head = data
+        else:
+            self._cycle.transport = self._transport
+            self._transport.write(self._head + data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._transport.write(self._head)
+        self._transport.close()
