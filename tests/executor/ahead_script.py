@@ -20,10 +20,10 @@ from firsttoken.executor.graphs.executor import GraphExecutor
 from firsttoken.executor.graphs.load import limits
 from firsttoken.executor.graphs.profiles import ShapeTable
 from firsttoken.executor.graphs.runtime import HostRuntime
-from firsttoken.kernels.block_table.triton import patch_kernel
 from firsttoken.kernels.launch import launch, settle_hash
 from firsttoken.kernels.paged_attention import KVPool
 from firsttoken.kernels.sample import triton, triton_edits, triton_search
+from firsttoken.kernels.step_io.triton import end_kernel
 from firsttoken.models.load_fused import load_fused
 from tests.executor.test_ahead import make_order
 from tests.executor.test_graph_executor import make_weights
@@ -85,9 +85,11 @@ class Two:
     """Two variants of a small kernel."""
 
     def rehearse(self, key: Key) -> None:
-        words = torch.empty((4, 3), dtype=torch.int32, device="meta")
+        words = torch.empty(64, dtype=torch.int32, device="meta")
+        times = torch.empty(4, dtype=torch.int64, device="meta")
+        options = {"PLACES": 2, "BLOCK": 64, "COMPILED": True, "pdl": True}
         for warps in (1, 2):
-            launch(patch_kernel, (1,), words, words, 3, 4, pdl=True, num_warps=warps)
+            launch(end_kernel, (1,), words, words, times, times, 32, 32, **options, num_warps=warps)
 
 
 class Sleeper:

@@ -11,6 +11,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
 from firsttoken.executor.graphs.profiles import ShapeTable, StepShape, decode_profiles, token_profiles
 from firsttoken.executor.graphs.rows import Staging, StreamRows
+from firsttoken.kernels.step_io import PLACE, new_state
 
 CPU = torch.device("cpu")
 
@@ -47,14 +48,18 @@ def test_a_shape_has_room_for_the_step_it_is_of():
 
 def _pack(plan: StepPlan, patches=(), tile_rows: int = 4):
     table = ShapeTable(max_num_seqs=8, max_step_tokens=64, tile_rows=tile_rows)
-    ring = [torch.full((StepLayout(table.largest()).words,), 99, dtype=torch.int32) for _ in range(2)]
+    ring = torch.full((2, StepLayout(table.largest()).words), 99, dtype=torch.int32)
     inputs = StepInputs(table, ring, CPU)
     decodes = [row for row in plan.work if row.count == 1 and row.sample]
     chunks = [row for row in plan.work if row not in decodes]
     shape = table.shape(len(decodes), [row.count for row in chunks], sum(row.sample for row in chunks))
     inputs.pack(plan, shape, list(patches), 1)
-    rows = torch.zeros(8, 100, dtype=torch.int32)
-    return inputs.view(shape, rows, rows, pdl=False)
+    rows, tables = torch.zeros(8, 100, dtype=torch.int32), torch.zeros(8, 7, dtype=torch.int32)
+    view = inputs.view(shape, rows, tables, pdl=False)
+    state = new_state(CPU)
+    state[PLACE] = 1
+    inputs.receive(view, shape, state)
+    return view
 
 
 def test_decode_rows_come_with_slots_positions_and_padding():
@@ -63,6 +68,8 @@ def test_decode_rows_come_with_slots_positions_and_padding():
     assert view.slots.tolist() == [5, 2, 7, 0]
     assert view.positions.tolist() == [17, 0, 63, -1]
     assert view.patches.tolist()[:2] == [[5, 1, 40], [-1, -1, -1]]
+    assert view.block_tables.nonzero().tolist() == [[5, 1]]
+    assert int(view.block_tables[5, 1]) == 40
     assert view.sample_rows.tolist()[:3] == [0, 1, 2]
     assert view.sample_slots.tolist() == [5, 2, 7, -1]
     assert view.sample_positions.tolist()[:3] == [18, 1, 64]
@@ -92,11 +99,12 @@ def test_chunks_come_as_token_rows_and_tiles():
 
 def test_padded_inputs_name_no_row():
     table = ShapeTable(max_num_seqs=4, max_step_tokens=32, tile_rows=16)
-    ring = [torch.full((StepLayout(table.largest()).words,), 99, dtype=torch.int32)]
+    ring = torch.full((1, StepLayout(table.largest()).words), 99, dtype=torch.int32)
     inputs = StepInputs(table, ring, CPU)
     shape = table.shape(3, [20], 1)
     inputs.pad(shape, 0)
-    view = inputs.view(shape, ring[0], ring[0], pdl=False)
+    view = inputs.view(shape, ring, ring, pdl=False)
+    inputs.receive(view, shape, new_state(CPU))
     assert set(view.positions.tolist()) == set(view.sample_slots.tolist()) == {-1}
     assert set(view.tiles[:, 3].tolist()) == {0}
 

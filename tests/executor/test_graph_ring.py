@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,30 +17,35 @@ from firsttoken.core.plan import RowBlocks, RowStart, RowWork, StepPlan
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.engine.build import warm_up
 from firsttoken.executor.config import ExecutorConfig
-from firsttoken.executor.graphs import executor as module
+from firsttoken.executor.graphs import inputs as inputs_module
+from firsttoken.executor.graphs import results as results_module
 from firsttoken.executor.graphs.executor import GREEDY, RING, GraphExecutor
 from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
 from firsttoken.executor.graphs.profiles import ShapeTable
 from firsttoken.executor.graphs.runtime import HostRuntime
-from firsttoken.kernels.block_table.reference import patch_blocks
+from firsttoken.kernels.step_io import PLACE, new_state, reference
 from firsttoken.models.step_view import StepView
 
 TILE = 64
 
 
 class Model:
-    """Has no logits, so nothing is sampled; `forward` may be told to fail."""
+    """Has no logits, so nothing is sampled: it leaves each sample's position in ``tokens``, when that is given, as
+    what was chosen. `forward` may be told to fail."""
 
     vocab_size, nbytes, tile_rows = 100, 0, TILE
 
     def __init__(self) -> None:
         self.failures: list[Exception] = []
         self.steps = 0
+        self.tokens: torch.Tensor | None = None
 
     def forward(self, step: StepView) -> None:
         if self.failures:
             raise self.failures.pop(0)
         self.steps += 1
+        if self.tokens is not None:
+            self.tokens[: len(step.sample_positions)] = step.sample_positions
 
 
 class Event:
@@ -63,6 +70,8 @@ class Runtime(HostRuntime):
         self.failures: list[Exception] = []
         self.released = 0
         self.broken = False
+        self.streams = 0
+        self.entered = 0
 
     def event(self) -> Event:
         return Event()
@@ -79,11 +88,22 @@ class Runtime(HostRuntime):
     def release(self) -> None:
         self.released += 1
 
+    def stream(self) -> AbstractContextManager[object]:
+        self.streams += 1
+        return super().stream()
+
+    def enter(self) -> None:
+        self.entered += 1
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch) -> None:
+    monkeypatch.setattr(inputs_module, "begin_step", reference.begin_step)
+    monkeypatch.setattr(results_module, "end_step", reference.end_step)
+
 
 @pytest.fixture
-def make(monkeypatch) -> Callable[..., tuple[GraphExecutor, Model, Runtime]]:
-    monkeypatch.setattr(module, "patch_blocks", lambda patches, tables, pdl: patch_blocks(patches, tables))
-
+def make() -> Callable[..., tuple[GraphExecutor, Model, Runtime]]:
     def executor(**changes: int) -> tuple[GraphExecutor, Model, Runtime]:
         model, runtime = Model(), Runtime()
         sizes = {"max_num_seqs": 4, "max_model_len": 64, "max_step_tokens": 64, **changes}
@@ -136,6 +156,54 @@ def test_more_steps_than_places_wait_for_the_oldest_and_keep_their_results(made)
     flying = [executor.submit(decode(step)) for step in range(3 * RING)]
     assert [step.done() for step in flying] == [True] * 2 * RING + [False] * RING
     assert [step.result().step_id for step in flying] == list(range(3 * RING))
+
+
+def test_a_captured_step_changes_neither_stream_nor_mode(made):
+    """Each change costs as much as the launch; the thread has entered the stream, and a graph needs no mode."""
+    executor, _, runtime = made
+    executor.capture(executor.table.shape(1, [], 0), GREEDY)
+    before, entered = runtime.streams, runtime.entered
+    assert executor.submit(decode(1)).result().captured
+    assert (runtime.streams, runtime.entered) == (before, entered + 1)
+    executor.submit(decode(2, slots=3)).result()
+    assert runtime.streams > before
+
+
+def test_every_step_reads_its_own_inputs_and_leaves_its_own_result(make):
+    """Round the ring several times: captured or not, whole steps or the model alone, padded ones between them."""
+    executor, model, _ = make(max_model_len=1024)
+    model.tokens = executor._results.outputs.tokens
+    one, two = executor.table.shape(1, [], 0), executor.table.shape(2, [], 0)
+    executor.capture(one, GREEDY)
+    executor.capture(two, None)
+    chance, flying = random.Random(5), []
+    for step in range(5 * RING):
+        if chance.random() < 0.2:
+            executor._run_padded((executor.table.shape(0, [20], 1), chance.choice([GREEDY, None])))
+        rows = chance.randint(1, 4)
+        plan = StepPlan(step, [RowWork(slot, 10 * step + slot, 1, True) for slot in range(rows)])
+        flying.append((plan, executor.submit(plan)))
+        while len(flying) > chance.randint(0, RING - 1):
+            plan, handle = flying.pop(0)
+            assert [sample.token for sample in handle.result().samples] == [row.start + 1 for row in plan.work]
+    for plan, handle in flying:
+        assert [sample.token for sample in handle.result().samples] == [row.start + 1 for row in plan.work]
+
+
+def test_what_could_not_be_launched_takes_no_place(made):
+    """Host and device agree on whose turn it is, whatever went wrong between a step's first kernel and its last."""
+    executor, model, _ = made
+    model.tokens = executor._results.outputs.tokens
+    for number, fail in enumerate((lambda: idle(executor), lambda: executor.submit(decode(1))) * 3):
+        model.failures = [RuntimeError("no such kernel")]
+        with contextlib.suppress(RuntimeError):
+            fail()
+        assert not model.failures
+        place = executor._places[executor._next].end
+        assert not place.query(), "its first kernel may be reading it"
+        plan = decode(20 + number)
+        assert executor.submit(plan).result().samples[0].token == plan.work[0].start + 1
+        assert executor._next == int(executor._state[PLACE]) == number + 1
 
 
 def test_a_step_can_be_read_after_its_executor_was_closed(made):
@@ -218,18 +286,22 @@ def test_any_plan_within_the_limits_fits_its_shape(slots, tokens, deterministic)
     """With every part of the layout guarded by what lies behind it: the padding of others stays as it was."""
     chance = random.Random(slots * 10_000 + tokens)
     table = ShapeTable(slots, tokens + slots if deterministic else max(tokens, slots), TILE)
-    ring = [torch.zeros(StepLayout(table.largest()).words, dtype=torch.int32)]
-    inputs = StepInputs(table, ring, torch.device("cpu"))
+    ring = torch.zeros((1, StepLayout(table.largest()).words), dtype=torch.int32)
+    inputs, tables = StepInputs(table, ring, torch.device("cpu")), torch.zeros((slots, 2), dtype=torch.int32)
+    state = new_state(torch.device("cpu"))
     for _ in range(60):
         plan = random_plan(chance, slots, tokens)
         decodes = 0 if deterministic else sum(row.count == 1 and row.sample for row in plan.work)
         chunks = plan.work[decodes:]
         shape = table.shape(decodes, [row.count for row in chunks], sum(row.sample for row in chunks))
         room = inputs.layout(shape).num_patches
-        patches = [(row.slot, 1, 2) for row in plan.work[:decodes]]
+        patches = [(row.slot, 1, 2) for row in plan.work[:decodes]] if chance.random() < 0.3 else []
         assert len(patches) <= room
+        if chance.random() < 0.2:
+            inputs.pad(chance.choice(table.prompt_shapes(10_000)), 0)
         inputs.pack(plan, shape, patches, 0)
-        view = inputs.view(shape, ring[0], ring[0], pdl=False)
+        view = inputs.view(shape, tables, tables, pdl=False)
+        inputs.receive(view, shape, state)
         used = sorted((int(s), int(p)) for s, p in zip(view.slots, view.positions, strict=True) if p >= 0)
         assert used == sorted((row.slot, row.start + i) for row in plan.work for i in range(row.count))
         sampled = [(row.slot, row.start + row.count) for row in plan.work if row.sample]
@@ -264,10 +336,14 @@ def test_a_slot_retired_in_flight_starts_again_in_order(made):
     executor.submit(StepPlan(0, [RowWork(3, 0, 5, True)], [start], [RowBlocks(3, [7, 9])]))
     assert executor._rows.block_tables[3, :3].tolist() == [4, 7, 9], "more patches than a shape without decode rows has"
     again = RowStart(3, 2, raw, 5, SamplingParams(temperature=0, logprobs=2), 0, [8])
+    with torch.inference_mode():
+        executor._results.outputs.ranks.fill_(7)
     flying = executor.submit(StepPlan(1, [RowWork(3, 0, 5, True)], [again], [], [3]))
     executor.submit(StepPlan(2, [RowWork(3, 5, 1, True)], [], [RowBlocks(3, [1])]))
     executor.submit(StepPlan(3, [RowWork(0, 0, 1, True)], retire=[3]))
-    assert flying.result().samples[0].logprobs is not None, "as its own step wanted it"
+    [sample] = flying.result().samples
+    assert sample.logprobs is not None, "as its own step wanted it"
+    assert sample.logprobs.rank == 7
     assert executor._rows.block_tables[3, :2].tolist() == [8, 1]
 
 

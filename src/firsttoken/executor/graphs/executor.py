@@ -1,8 +1,9 @@
 """The step on a device with graphs: pack the inputs, launch, and read the result when it is there.
 
-The host never waits in `submit`: a step is one copy of its inputs and one launch, and the next one may be submitted
-before it is read. Steps run in the order of one stream. Shapes whose graph is not captured yet run kernel by kernel;
-graphs are captured when the engine is idle, the smallest first, once other processes have compiled their kernels.
+The host never waits in `submit`: it writes a step's inputs to pinned memory and launches one graph, and may submit the
+next step before it reads this one. Steps run in the order of one stream. Shapes whose graph is not captured yet run
+kernel by kernel; graphs are captured when the engine is idle, the smallest first, once other processes have compiled
+their kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from firsttoken.core.clock import now_ns
-from firsttoken.core.plan import StepPlan, StepResult
+from firsttoken.core.plan import RowStart, StepPlan, StepResult
 from firsttoken.executor.ahead.plan import GREEDY, RANDOM, RICH, Key, class_of
 from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
@@ -29,7 +30,7 @@ from firsttoken.executor.graphs.results import ResultRing
 from firsttoken.executor.graphs.rows import STAGING_WORDS, Staging, StreamRows
 from firsttoken.executor.graphs.runtime import Event, Runtime
 from firsttoken.executor.interface import MAIN_LANE
-from firsttoken.kernels.block_table import patch_blocks
+from firsttoken.kernels.step_io import new_state
 from firsttoken.models.step_view import Logits, StepModel, StepView
 from firsttoken.sampling.device.params import Needs
 from firsttoken.sampling.device.sampler import DeviceSampler
@@ -51,7 +52,6 @@ class _Place:
     """What belongs to one place of the ring; used again when its step has ended."""
 
     staging: Staging
-    start: Event
     end: Event
 
 
@@ -93,15 +93,15 @@ class GraphExecutor:
         self._runtime = runtime
         self.table = ShapeTable(config.max_num_seqs, config.max_step_tokens, model.tile_rows)
         slots, largest = config.max_num_seqs, self.table.largest()
-        ring = [runtime.pinned(StepLayout(largest).words) for _ in range(RING)]
+        self._decode_shapes = [self.table.shape(rows, [], 0) for rows in range(slots + 1)]
+        ring = runtime.pinned(RING * StepLayout(largest).words).view(RING, -1)
         with self._working():  # what is zeroed must be so in the order of the steps' stream
+            self._state = new_state(runtime.device)
             self._inputs = StepInputs(self.table, ring, runtime.device)
             self._rows = StreamRows(slots, config.max_model_len, config.kv_format.block_tokens, runtime.device)
             self._sampler = DeviceSampler(model.vocab_size, slots, largest.samples, runtime.device)
-            self._results = ResultRing(largest.samples, RING, runtime)
-        self._places = [
-            _Place(Staging(runtime.pinned(STAGING_WORDS)), runtime.event(), runtime.event()) for _ in range(RING)
-        ]
+            self._results = ResultRing(largest.samples, RING, self._state, runtime)
+        self._places = [_Place(Staging(runtime.pinned(STAGING_WORDS)), runtime.event()) for _ in range(RING)]
         self._flying: list[StepInFlight | None] = [None] * RING
         self._next = 0
         self._captures = Captures(self._first_captures())
@@ -118,20 +118,22 @@ class GraphExecutor:
         if lane not in self.lanes:
             raise ValueError(f"unknown lane {lane!r}: this executor has {', '.join(self.lanes)}")
         self._busy_ns = now_ns()
+        self._runtime.enter()
         index = self._take_place()
         place = self._places[index]
         sampled = [row.slot for row in plan.work if row.sample]
-        with self._working():
-            patches = self._apply(plan, place.staging)
-            shape = self._shape(plan)
-            if len(patches) > self._inputs.layout(shape).num_patches:
+        patches = self._apply(plan, place.staging)
+        shape = self._shape(plan)
+        if patches and len(patches) > self._inputs.layout(shape).num_patches:
+            with self._working():
                 self._rows.append(patches, place.staging)
-                patches = []
-            place.start.record()
-            self._inputs.pack(plan, shape, patches, index)
-            needs = self._sampler.needs(sampled)
+            patches = []
+        self._inputs.pack(plan, shape, patches, index)
+        needs = self._sampler.needs(sampled)
+        try:
             captured = self._run(shape, needs)
-            self._results.send(index, needs)
+            self._pass(index)
+        finally:
             place.end.record()
         wanted = self._sampler.num_logprobs(sampled)
         flying = StepInFlight(place, lambda: self._read(plan.step_id, index, sampled, wanted, captured))
@@ -151,7 +153,7 @@ class GraphExecutor:
         # Flying steps hold the executor itself, and graphs the memory that they were captured with.
         self._flying.clear()
         self._captures = Captures([])
-        del self._model, self._sampler, self._rows, self._inputs, self._results
+        del self._model, self._sampler, self._rows, self._inputs, self._results, self._state
         self._runtime.release()
 
     def idle(self) -> bool:
@@ -246,6 +248,7 @@ class GraphExecutor:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
+        """What tensors are made or changed in; a graph's replay does without."""
         with torch.inference_mode(), self._runtime.stream():
             yield
 
@@ -268,13 +271,18 @@ class GraphExecutor:
         return self._captures.next(self._kernels.ready)
 
     def _run_padded(self, key: Key) -> None:
+        shape, needs = key
+        self._runtime.enter()
         index = self._take_place()
-        with self._working():
-            try:
-                self._inputs.pad(key[0], index)
-                self._segment(*key)
-            finally:
-                self._places[index].end.record()
+        self._inputs.pad(shape, index)
+        try:
+            with self._working():
+                self._segment(shape, needs)
+                if needs is None:
+                    self._choose(self._view(shape), None, GREEDY)
+            self._pass(index)
+        finally:
+            self._places[index].end.record()
 
     def _tell_captured(self) -> None:
         log.info(
@@ -284,9 +292,14 @@ class GraphExecutor:
             self._slowest_ns / 1e6,
         )
 
+    def _pass(self, index: int) -> None:
+        """The turn goes to the next place, as it does on the device with the step's last kernel. A step that could not
+        be launched to its end leaves it here and there where it was."""
+        self._next = (index + 1) % RING
+
     def _take_place(self) -> int:
-        """The next place of the ring, once what had it has ended and was read."""
-        index, self._next = self._next, (self._next + 1) % RING
+        """The place of the ring whose turn it is, once what had it has ended and was read."""
+        index = self._next
         flying, self._flying[index] = self._flying[index], None
         if flying is not None:
             flying.result()
@@ -299,7 +312,13 @@ class GraphExecutor:
         """Apply the plan's changes; what is left of them are patches of block tables."""
         for slot in plan.retire:
             self._sampler.retire(slot)
-        for row in plan.starts:
+        if plan.starts:
+            with self._working():
+                self._start(plan.starts, staging)
+        return self._rows.patches(plan.blocks) if plan.blocks else []
+
+    def _start(self, starts: list[RowStart], staging: Staging) -> None:
+        for row in starts:
             self._rows.start(row, staging)
             known = np.frombuffer(row.tokens, dtype="<u4").astype(np.int64)
             self._with_memory(
@@ -307,13 +326,15 @@ class GraphExecutor:
                     self._sampler.start, row.slot, row.params, row.seed, known, row.num_prompt, row.stop_ids
                 )
             )
-        return self._rows.patches(plan.blocks)
 
     def _shape(self, plan: StepPlan) -> StepShape:
+        # Deterministic: one attention kernel for every token, so that its bits are those of any later computing.
+        deterministic, last = self._config.deterministic, plan.work[-1]
+        if last.count == 1 and last.sample and not deterministic:  # decode rows come first, so there are no others
+            return self._decode_shapes[len(plan.work)]
         decodes, chunks, sampling = 0, [], 0
         for row in plan.work:
-            # Deterministic: one attention kernel for every token, so that its bits are those of any later computing.
-            if row.count == 1 and row.sample and not self._config.deterministic:
+            if row.count == 1 and row.sample and not deterministic:
                 decodes += 1
             else:
                 chunks.append(row.count)
@@ -338,35 +359,39 @@ class GraphExecutor:
         if model is None:
             self._captures.missed(key)
             self._kernels.wait(key)
-            self._with_memory(lambda: self._segment(shape, needs))
+            with self._working():
+                self._with_memory(lambda: self._segment(shape, needs))
             self._launched.add(key)
             log.debug("launched kernel by kernel: %s", key)
             return False
         model.replay()
-        if model.logits is not None:
-            self._sample(self._view(shape), model.logits, needs)
+        with self._working():
+            self._choose(self._view(shape), model.logits, needs)
         return True
 
     def _segment(self, shape: StepShape, needs: Needs | None) -> Logits | None:
-        """Everything between a step's inputs and its result; without ``needs`` up to the logits."""
+        """Everything from a step's inputs to its result; without ``needs`` up to the logits."""
         view = self._view(shape)
-        patch_blocks(view.patches, view.block_tables, pdl=False)
+        self._inputs.receive(view, shape, self._state)
         logits = self._model.forward(view)
-        if logits is not None and needs is not None:
-            self._sample(view, logits, needs)
+        if needs is not None:
+            self._choose(view, logits, needs)
         return logits
 
-    def _sample(self, view: StepView, logits: Logits, needs: Needs) -> None:
-        self._sampler.sample(
-            logits.values,
-            view.sample_slots,
-            view.sample_positions,
-            view.tokens,
-            self._results.outputs,
-            needs=needs,
-            best=logits.best,
-            pdl=view.pdl,
-        )
+    def _choose(self, view: StepView, logits: Logits | None, needs: Needs) -> None:
+        """The second segment, which ends the step: tokens, where there is something to choose them from."""
+        if logits is not None:
+            self._sampler.sample(
+                logits.values,
+                view.sample_slots,
+                view.sample_positions,
+                view.tokens,
+                self._results.outputs,
+                needs=needs,
+                best=logits.best,
+                pdl=view.pdl,
+            )
+        self._results.send(needs, pdl=view.pdl)
 
     def _view(self, shape: StepShape) -> StepView:
         pdl = shape.decode_only and shape.tokens <= SMALL_ROWS
@@ -375,10 +400,9 @@ class GraphExecutor:
     def _read(
         self, step_id: int, index: int, sampled: list[int], wanted: list[int | None], captured: bool
     ) -> StepResult:
-        place = self._places[index]
-        place.end.synchronize()
+        self._places[index].end.synchronize()
         ended = now_ns()
-        device_ns = int(self._runtime.elapsed_ms(place.start, place.end) * 1e6)
+        device_ns = self._results.device_ns(index)
         return StepResult(
             step_id=step_id,
             samples=self._results.read(index, sampled, wanted),

@@ -1,4 +1,4 @@
-"""One step's inputs: packed on the host into a pinned ring slot, copied to the device in one piece.
+"""One step's inputs: packed on the host into a place of a pinned ring, which the step's first kernel reads.
 
 The device buffer is one int32 array. For a given `StepShape` its parts lie at fixed offsets, so that a graph captured
 for the shape always reads the same memory::
@@ -10,8 +10,7 @@ for the shape always reads the same memory::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from firsttoken.core.plan import RowWork, StepPlan
 from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
 from firsttoken.kernels.paged_attention.gpu_config import make_tiles
+from firsttoken.kernels.step_io import begin_step
 from firsttoken.models.step_view import StepView
 
 PATCH_WORDS = 3
@@ -72,37 +72,28 @@ class StepLayout:
         return max(1, self.shape.decode_rows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """A shape's inputs in one place of the ring: the same pinned memory twice, and where it goes on the device."""
-
-    words: NDArray[np.int32]
-    pinned: Tensor
-    device: Tensor
-
-    def send(self) -> None:
-        self.device.copy_(self.pinned, non_blocking=True)
-
-
 class _Prepared:
-    """A shape's layout, and its views of each place of the ring, so that a step makes none."""
+    """A shape's layout, and its part of each place of the ring, so that a step makes no views: ``words`` for NumPy and,
+    for what is written from lists, which costs half as much there, ``ints``."""
 
-    __slots__ = ("layout", "places")
+    __slots__ = ("ints", "layout", "words")
 
-    def __init__(self, shape: StepShape, ring: Sequence[Tensor], buffer: Tensor) -> None:
-        self.layout = layout = StepLayout(shape)
-        parts = [slot[: layout.words] for slot in ring]
-        self.places = [_Place(part.numpy(), part, buffer[: layout.words]) for part in parts]
+    def __init__(self, shape: StepShape, ring: Tensor) -> None:
+        self.layout = StepLayout(shape)
+        self.words: list[NDArray[np.int32]] = [place[: self.layout.words].numpy() for place in ring]
+        self.ints = [words.data for words in self.words]
 
 
 class StepInputs:
-    """The device buffer and the pinned ring before it: one place more than steps in flight."""
+    """The device buffer and the pinned ``ring`` before it, int32 ``[places, words]``."""
 
-    def __init__(self, table: ShapeTable, ring: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(self, table: ShapeTable, ring: Tensor, device: torch.device) -> None:
         self._table = table
         self._ring = ring
-        self._buffer = torch.zeros(ring[0].shape[0], dtype=torch.int32, device=device)
+        self._buffer = torch.zeros(ring.shape[1], dtype=torch.int32, device=device)
         self._prepared: dict[StepShape, _Prepared] = {}
+        # Of each place, when nothing but so many decode rows of a shape differs from its template.
+        self._held: list[tuple[_Prepared, int] | None] = [None] * ring.shape[0]
 
     def layout(self, shape: StepShape) -> StepLayout:
         return self._of(shape).layout
@@ -112,7 +103,7 @@ class StepInputs:
         if prepared is None:
             if len(self._prepared) == MOST_PREPARED:
                 del self._prepared[next(iter(self._prepared))]
-            prepared = self._prepared[shape] = _Prepared(shape, self._ring, self._buffer)
+            prepared = self._prepared[shape] = _Prepared(shape, self._ring)
         return prepared
 
     def view(self, shape: StepShape, tokens: Tensor, block_tables: Tensor, *, pdl: bool) -> StepView:
@@ -137,35 +128,42 @@ class StepInputs:
             pdl=pdl,
         )
 
+    def receive(self, view: StepView, shape: StepShape, state: Tensor) -> None:
+        """Launch what brings the inputs from the place whose turn it is to ``view``, and applies its patches."""
+        begin_step(self._buffer[: self.layout(shape).words], self._ring, state, view.patches, view.block_tables)
+
     def pad(self, shape: StepShape, index: int) -> None:
-        """Inputs of a step in which every row is padding: what a graph is warmed up and captured with."""
+        """Inputs of a step in which every row is padding: what a graph is warmed up with."""
         prepared = self._of(shape)
-        place = prepared.places[index]
-        place.words[:] = prepared.layout.template
-        place.send()
+        prepared.words[index][:] = prepared.layout.template
+        self._held[index] = None
 
     def pack(self, plan: StepPlan, shape: StepShape, patches: list[tuple[int, int, int]], index: int) -> None:
-        """Write a plan's inputs to a place of the ring and start the copy to the device. ``patches`` must fit."""
+        """Write a plan's inputs to a place of the ring. ``patches`` must fit."""
         prepared = self._of(shape)
-        layout, place, work = prepared.layout, prepared.places[index], plan.work
-        words = place.words
-        words[:] = layout.template
-        if patches:
-            words[layout.patches : layout.patches + PATCH_WORDS * len(patches)] = np.array(patches).ravel()
+        layout, words, work = prepared.layout, prepared.words[index], plan.work
         decodes = len(work)
         if not shape.decode_only:
             # Without decode rows in the shape, a row of one token is a chunk like others.
             decodes = sum(row.count == 1 and row.sample for row in work) if shape.decode_rows else 0
-        slots, starts = [row.slot for row in work[:decodes]], [row.start for row in work[:decodes]]
-        words[:decodes] = slots
-        words[layout.positions : layout.positions + decodes] = starts
-        words[layout.sample_slots : layout.sample_slots + decodes] = slots
-        words[layout.sample_positions : layout.sample_positions + decodes] = starts
-        words[layout.sample_positions : layout.sample_positions + decodes] += 1
+        alike = (prepared, decodes)
+        if self._held[index] != alike:
+            words[:] = layout.template
+        self._held[index] = alike if shape.decode_only and not patches else None
+        if patches:
+            words[layout.patches : layout.patches + PATCH_WORDS * len(patches)] = np.array(patches).ravel()
+        self._pack_decodes(prepared.ints[index], layout, work[:decodes])
         if not shape.decode_only:
             words[layout.sample_rows : layout.sample_rows + decodes] = np.arange(decodes)
             self._pack_chunks(words, layout, work[decodes:], decodes)
-        place.send()
+
+    def _pack_decodes(self, ints: memoryview, layout: StepLayout, rows: list[RowWork]) -> None:
+        count = len(rows)
+        slots = array("i", [row.slot for row in rows])
+        ints[layout.slots : layout.slots + count] = slots
+        ints[layout.positions : layout.positions + count] = array("i", [row.start for row in rows])
+        ints[layout.sample_slots : layout.sample_slots + count] = slots
+        ints[layout.sample_positions : layout.sample_positions + count] = array("i", [row.start + 1 for row in rows])
 
     def _pack_chunks(self, words: NDArray[np.int32], layout: StepLayout, chunks: list[RowWork], sampled: int) -> None:
         """Fill token rows, tiles and samples of the chunks, which come behind ``sampled`` samples of decode rows."""

@@ -1,4 +1,4 @@
-"""From the device's results to the host's: one small copy a step into a ring of pinned places."""
+"""From the device's results to the host's: a step's last kernel writes them to its place of a pinned ring."""
 
 from __future__ import annotations
 
@@ -10,36 +10,45 @@ from torch import Tensor
 from firsttoken.core.plan import RowSample
 from firsttoken.executor.graphs.runtime import Runtime
 from firsttoken.kernels.sample.state import MAX_TOP, Outputs
+from firsttoken.kernels.step_io import end_step
 from firsttoken.sampling.device.params import Needs
-from firsttoken.sampling.device.results import read
+from firsttoken.sampling.device.results import HostOutputs, read
 
 # Words a row: token, error | log-probability, rank, alternatives and theirs.
 _SHORT, _LONG = 2, 4 + 2 * MAX_TOP
 
 
 class ResultRing:
-    """``outputs`` is where the sampling kernels write; `send` copies it to a place of the ring, `read` decodes that.
+    """``outputs`` is where the sampling kernels write, for ``rows`` rows; `send` has it copied to the place of the ring
+    whose turn it is by ``state``, `read` decodes that.
 
     Every step sends tokens and errors; only those with log-probabilities send the rest.
     """
 
-    def __init__(self, rows: int, places: int, runtime: Runtime) -> None:
+    def __init__(self, rows: int, places: int, state: Tensor, runtime: Runtime) -> None:
+        rows = -(-rows // 16) * 16  # the kernel moves 16 bytes at once
+        self._state = state
         self._device = torch.zeros(rows * _LONG, dtype=torch.int32, device=runtime.device)
-        pinned = [runtime.pinned(rows * _LONG) for _ in range(places)]
-        self._host = [_views(words, rows) for words in pinned]
-        # (pinned, device) of each place, made once: a step makes no views.
-        self._short = [(words[: rows * _SHORT], self._device[: rows * _SHORT]) for words in pinned]
-        self._long = [(words, self._device) for words in pinned]
+        self._ring = runtime.pinned(places * rows * _LONG).view(places, -1)
+        self._times = runtime.pinned(places * 4).view(torch.int64).view(places, 2)
+        self._short = self._device[: rows * _SHORT]
+        self._host = [HostOutputs.of(_views(words, rows)) for words in self._ring]
+        self._host_times = list(self._times.numpy())
         self.outputs = _views(self._device, rows)
 
-    def send(self, place: int, needs: Needs) -> None:
-        """Start the copy, in stream order."""
-        pinned, device = (self._long if needs & Needs.LOGPROBS else self._short)[place]
-        pinned.copy_(device, non_blocking=True)
+    def send(self, needs: Needs, *, pdl: bool) -> None:
+        """Launch what ends the step: results and times go to its place, and the next one's turn comes."""
+        words = self._device if needs & Needs.LOGPROBS else self._short
+        end_step(words, self._ring, self._times, self._state, pdl=pdl)
 
     def read(self, place: int, slots: Sequence[int], wanted: Sequence[int | None]) -> list[RowSample]:
         """The samples of the first rows, once the step's end has passed; ``wanted`` alternatives each."""
         return read(self._host[place], slots, wanted)
+
+    def device_ns(self, place: int) -> int:
+        """How long the device took, from the step's first kernel to its last, once its end has passed."""
+        began, ended = self._host_times[place].tolist()
+        return int(ended - began)
 
 
 def _views(words: Tensor, rows: int) -> Outputs:

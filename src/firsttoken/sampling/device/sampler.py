@@ -24,6 +24,8 @@ from firsttoken.kernels.sample.triton_search import search
 from firsttoken.sampling.device.params import Needs, needs_of, state_row
 
 _FIRST_CAPACITY = 64  # ids in a slot's list of edits
+# By value: a flag's own constructor and operators take a microsecond each.
+_NEEDS = [Needs(value) for value in range(2 * Needs.LOGPROBS)]
 
 
 class DeviceSampler:
@@ -82,10 +84,10 @@ class DeviceSampler:
 
     def needs(self, slots: Sequence[int]) -> Needs:
         """What a step in which these slots choose tokens needs."""
-        needs = 0  # of an int: a flag's own operators take a microsecond each
+        needs = 0
         for slot in slots:
             needs |= self._needs[slot]
-        return Needs(needs)
+        return _NEEDS[needs]
 
     def num_logprobs(self, slots: Sequence[int]) -> list[int | None]:
         """How many alternatives each slot's request wants; None without log-probabilities."""
