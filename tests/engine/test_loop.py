@@ -9,9 +9,11 @@ from array import array
 import pytest
 
 from firsttoken.core.kv_format import KVFormat
+from firsttoken.core.plan import RowWork
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark
+from firsttoken.engine import loop as loop_module
 from firsttoken.engine.loop import EngineLoop
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler.budget import TokenCap
@@ -215,6 +217,35 @@ def test_an_idle_engine_beats(start):
     second = engine.messages.get(timeout=5).stats
     assert second.heartbeat_ns > first.heartbeat_ns
     assert second.steps == 0
+
+
+def test_totals_are_made_now_and_then_and_whenever_a_request_has_ended(start, monkeypatch):
+    monkeypatch.setattr(loop_module, "STATS_NS", 10**12)
+    engine = start(count_up)
+    engine.submit(ask(1, [5], max_tokens=6), ask(2, [5], max_tokens=12))
+    told = []
+    while not told or not any(delta.id == 2 and delta.finish_reason for delta in told[-1].deltas):
+        told.append(engine.messages.get(timeout=5))
+    steps = [message.stats.steps for message in told if message.deltas]
+    assert steps == [steps[0]] * 5 + [6] * 6 + [12]
+
+
+def test_the_wait_for_a_processor_is_asked_for_now_and_then(start, monkeypatch):
+    engine = start(count_up)
+    monkeypatch.setattr(loop_module, "RUN_QUEUE_NS", 10**15)
+    engine.loop._run_queue_asked_ns = -(10**15)
+    monkeypatch.setattr(loop_module.RunQueueClock, "take", lambda clock: 7)
+    engine.submit(ask(1, [5], max_tokens=4))
+    engine.collect([1])
+    engine.stop()
+    assert [record.run_queue_ns for record in engine.loop.ledger.snapshot()] == [7, 0, 0, 0]
+
+
+def test_the_ledger_counts_rows_and_chunks():
+    decodes = [RowWork(0, 9, 1, True), RowWork(1, 4, 1, True)]
+    assert loop_module._shares(decodes) == (2, 0, 15)
+    assert loop_module._shares([*decodes, RowWork(2, 0, 16, False), RowWork(3, 7, 1, False)]) == (2, 17, 39)
+    assert loop_module._shares([RowWork(0, 3, 5, True)]) == (0, 5, 8)
 
 
 def test_the_ledger_has_a_record_of_every_step(start):

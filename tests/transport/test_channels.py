@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import threading
 import time
@@ -113,6 +114,21 @@ async def test_a_large_backlog_never_blocks_the_sender_and_is_all_delivered():
     await asyncio.to_thread(read)
     assert all(message == Abort(ids) for message in got)
     client.close()
+    engine.close()
+
+
+def test_a_look_without_waiting_is_one_call_of_the_system(monkeypatch):
+    def no_select(*_: object) -> None:
+        raise AssertionError("asked whether there is something before reading it")
+
+    engine, client = _socket_channel()
+    monkeypatch.setattr(select, "select", no_select)
+    assert engine.receive(0) == []
+    client.send(Abort([3]))
+    assert engine.receive(0) == [Abort([3])]
+    client.close()
+    with pytest.raises(ChannelClosed):
+        engine.receive(0)
     engine.close()
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import InvalidRequest
-from firsttoken.core.plan import TokenLogprobs
+from firsttoken.core.plan import RowWork, TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.executor.interface import Executor, StepHandle
@@ -39,9 +39,13 @@ log = logging.getLogger(__name__)
 
 # How often an idle engine says that it lives.
 HEARTBEAT_S = 0.5
+# Totals and gauges that go with a step's tokens may be so old, unless a request has ended: with fast steps, to make
+# them costs as much as to send the tokens. So does asking the system for the loop's wait for a processor.
+STATS_NS = 10_000_000
+RUN_QUEUE_NS = 5_000_000
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class _InFlight:
     planned: PlannedStep
     handle: StepHandle
@@ -76,6 +80,7 @@ class EngineLoop:
         self._captured_steps = 0
         self._last_step_ns = 0
         self._told_ns = 0
+        self._run_queue_asked_ns = 0
         self._stopping = False
         self._was_busy = False
         self._read_peak_memory = peak_memory
@@ -85,6 +90,7 @@ class EngineLoop:
         self._gc = GCClock()
         self._gc.start()
         self._run_queue = RunQueueClock()
+        self._told_stats: EngineStats | None = None
 
     def run(self) -> None:
         """Turn until told to stop or until the front end is gone. Raises what a step raised."""
@@ -146,7 +152,7 @@ class EngineLoop:
     def _abort(self, request_id: int) -> None:
         request = self._scheduler.abort(request_id)
         if request is not None:
-            self._deltas.append(_last_delta(request, [], "abort"))
+            self._tell_end(_last_delta(request, [], "abort"))
 
     # ------------------------------------------------------------------ steps
 
@@ -170,7 +176,7 @@ class EngineLoop:
         self._last_step_ns = harvested
         for update in self._scheduler.complete(step.planned, result):
             self._record(update)
-        work = step.planned.plan.work
+        decode_rows, prefill_tokens, context_tokens = _shares(step.planned.plan.work)
         self.ledger.append(
             StepRecord(
                 step_id=result.step_id,
@@ -179,16 +185,23 @@ class EngineLoop:
                 started_ns=result.started_ns,
                 ended_ns=result.ended_ns,
                 harvested_ns=harvested,
-                decode_rows=sum(1 for row in work if row.count == 1 and row.sample),
-                prefill_tokens=sum(row.count for row in work if row.count > 1 or not row.sample),
-                context_tokens=sum(row.start + row.count for row in work),
+                decode_rows=decode_rows,
+                prefill_tokens=prefill_tokens,
+                context_tokens=context_tokens,
                 gc_ns=self._gc.take(),
-                run_queue_ns=self._run_queue.take(),
+                run_queue_ns=self._take_run_queue(harvested),
                 forward_ns=result.forward_ns,
                 sample_ns=result.sample_ns,
                 captured=result.captured,
             )
         )
+
+    def _take_run_queue(self, now: int) -> int:
+        """What the thread waited for a processor since the last time that it was asked; 0 when that was just now."""
+        if now - self._run_queue_asked_ns < RUN_QUEUE_NS:
+            return 0
+        self._run_queue_asked_ns = now
+        return self._run_queue.take()
 
     def _record(self, update: Update) -> None:
         request = update.request
@@ -207,7 +220,12 @@ class EngineLoop:
                 )
             )
             return
-        self._deltas.append(_last_delta(request, tokens, request.finish_reason, logprobs=logprobs, error=update.error))
+        self._tell_end(_last_delta(request, tokens, request.finish_reason, logprobs=logprobs, error=update.error))
+
+    def _tell_end(self, delta: RequestDelta) -> None:
+        """With totals in which the request has ended."""
+        self._deltas.append(delta)
+        self._told_stats = None
 
     # ------------------------------------------------------------------ telling
 
@@ -220,7 +238,10 @@ class EngineLoop:
                 self._peak_memory = self._read_peak_memory()
         deltas, self._deltas = self._deltas, []
         self._told_ns = now
-        self._channel.send(StepOutputs(deltas, self._stats(now)))
+        stats = self._told_stats
+        if stats is None or now - stats.heartbeat_ns > STATS_NS:
+            stats = self._told_stats = self._stats(now)
+        self._channel.send(StepOutputs(deltas, stats))
 
     def _stats(self, now: int) -> EngineStats:
         kv, scheduler, counters = self._kv.stats(), self._scheduler, self._scheduler.counters
@@ -257,6 +278,16 @@ class EngineLoop:
         if self._was_busy and not busy:
             self._kv.check_unused()
         self._was_busy = busy
+
+
+def _shares(work: list[RowWork]) -> tuple[int, int, int]:
+    """Decode rows, tokens of chunks, and the sum of the rows' lengths."""
+    computed = sum([row.count for row in work])
+    context = sum([row.start for row in work]) + computed
+    decodes = len(work)
+    if not (work[-1].count == 1 and work[-1].sample):  # decode rows come first, so else there are no others
+        decodes = sum([row.count == 1 and row.sample for row in work])
+    return decodes, computed - decodes, context
 
 
 def _last_delta(

@@ -31,33 +31,34 @@ class SocketEngineEnd:
         sock.setblocking(False)
         self._sock = sock
         self._frames = FrameReader()
+        self._buffer = memoryview(bytearray(_READ_BYTES))  # kept: a new one for each look would cost more than the look
         self._open = True
 
     def receive(self, timeout: float) -> list[ToEngine]:
         if not self._open:
             raise ChannelClosed
-        readable, _, _ = select.select([self._sock], [], [], timeout)
-        if not readable:
-            return []
+        if timeout > 0:
+            select.select([self._sock], [], [], timeout)
         messages: list[ToEngine] = []
         while True:
             try:
-                data = self._sock.recv(_READ_BYTES)
+                count = self._sock.recv_into(self._buffer)
             except BlockingIOError:
                 return messages
             except OSError:
-                data = b""
-            if not data:
+                count = 0
+            if not count:
                 self._open = False
                 if messages:
                     return messages
                 raise ChannelClosed
             try:
-                messages += [TO_ENGINE.decode(payload) for payload in self._frames.feed(data)]
+                payloads = self._frames.feed(bytes(self._buffer[:count]))
+                messages += [TO_ENGINE.decode(payload) for payload in payloads]
             except (FrameError, msgspec.DecodeError) as error:
                 self._open = False
                 raise ChannelClosed from error
-            if len(data) < _READ_BYTES:
+            if count < _READ_BYTES:
                 return messages
 
     def send(self, message: FromEngine) -> None:
