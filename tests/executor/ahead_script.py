@@ -20,10 +20,10 @@ from firsttoken.executor.graphs.executor import GraphExecutor
 from firsttoken.executor.graphs.load import limits
 from firsttoken.executor.graphs.profiles import ShapeTable
 from firsttoken.executor.graphs.runtime import HostRuntime
-from firsttoken.kernels.launch import launch, settle_hash
+from firsttoken.kernels.launch import settle_hash
 from firsttoken.kernels.paged_attention import KVPool
 from firsttoken.kernels.sample import triton, triton_edits, triton_search
-from firsttoken.kernels.step_io.triton import end_kernel
+from firsttoken.kernels.step_io import begin_step, end_step, new_state
 from firsttoken.models.load_fused import load_fused
 from tests.executor.test_ahead import make_order
 from tests.executor.test_graph_executor import make_weights
@@ -82,14 +82,14 @@ def hash_in_turn() -> None:
 
 
 class Two:
-    """Two variants of a small kernel."""
+    """A step's first kernel and its last, which the interpreter does not run as they are."""
 
     def rehearse(self, key: Key) -> None:
         words = torch.empty(64, dtype=torch.int32, device="meta")
-        times = torch.empty(4, dtype=torch.int64, device="meta")
-        options = {"PLACES": 2, "BLOCK": 64, "COMPILED": True, "pdl": True}
-        for warps in (1, 2):
-            launch(end_kernel, (1,), words, words, times, times, 32, 32, **options, num_warps=warps)
+        ring = torch.empty((2, 64), dtype=torch.int32)
+        state = new_state(torch.device("meta"))
+        begin_step(words, ring, state, words[32:35].view(1, 3), words.view(4, 16))
+        end_step(words, ring, torch.empty((2, 2), dtype=torch.int64), state, pdl=True)
 
 
 class Sleeper:
