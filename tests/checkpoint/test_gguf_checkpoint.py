@@ -209,7 +209,7 @@ def test_rope_factors_are_recognised_as_llama_3(write_gguf: Any) -> None:
 )
 def test_what_cannot_be_honoured_is_refused_by_name(extra: Any, field: str, write_gguf: Any) -> None:
     with pytest.raises(CheckpointError) as caught:
-        open_gguf(write_gguf(extra=extra))
+        _ = open_gguf(write_gguf(extra=extra)).generation
     assert caught.value.field == field
 
 
@@ -283,5 +283,5 @@ def test_a_default_that_no_request_may_have_is_the_files_fault(write_gguf: Any) 
     with pytest.raises(
         CheckpointError, match=r"general\.sampling\.temp: temperature must be a finite number"
     ) as caught:
-        open_gguf(path)
+        _ = open_gguf(path).generation
     assert caught.value.file == str(path)

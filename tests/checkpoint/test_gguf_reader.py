@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -16,7 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from firsttoken.checkpoint.gguf import MAX_STRINGS, GGUFFile
+from firsttoken.checkpoint.ggml_types import GGML_TYPES
+from firsttoken.checkpoint.gguf import MAX_STRINGS, SUPPORTED_TYPES, GGUFFile
 from firsttoken.checkpoint.gguf_checkpoint import open_gguf
 from firsttoken.core.errors import CheckpointError
 
@@ -27,6 +30,21 @@ def read(tmp_path: Path, content: bytes) -> GGUFFile:
     path = tmp_path / "raw.gguf"
     path.write_bytes(content)
     return GGUFFile(path)
+
+
+def test_tensor_types_are_those_of_the_reference() -> None:
+    reference = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    # An older reference knows fewer.
+    assert {number: tuple(known) for number, known in GGML_TYPES.items() if number in reference} == reference
+    assert {known.name for known in GGML_TYPES.values()} >= SUPPORTED_TYPES
+
+
+def test_opening_a_file_imports_no_reference(write_gguf: Any) -> None:
+    code = (
+        "import sys; from pathlib import Path; from firsttoken.checkpoint.locate import open_checkpoint\n"
+        "open_checkpoint(sys.argv[1]); sys.exit('gguf' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(write_gguf())], timeout=60, check=False).returncode == 0
 
 
 def test_reads_what_the_reference_writer_wrote(write_gguf: Any, tensors_written: dict[str, np.ndarray]) -> None:

@@ -89,7 +89,14 @@ def test_chat_template(files: dict[str, str], template: str | None, write_folder
 )
 def test_damage_is_named(config: dict[str, Any], files: dict[str, str], place: str, write_folder: Any) -> None:
     with pytest.raises(CheckpointError, match=place):
-        open_folder(write_folder(config, files))
+        _ = open_folder(write_folder(config, files)).tokenizer
+
+
+def test_text_is_not_read_before_it_is_asked_for(write_folder: Any) -> None:
+    checkpoint = open_folder(write_folder({}, {"tokenizer.json": "damaged"}))
+    assert checkpoint.config.num_layers > 0
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        _ = checkpoint.tokenizer
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
@@ -144,5 +151,5 @@ def test_a_default_that_no_request_may_have_is_the_checkpoints_fault(
     folder = write_folder()
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, field: value}))
     with pytest.raises(CheckpointError, match=rf"generation_config\.json: {field}: {field} must be") as caught:
-        open_folder(folder)
+        _ = open_folder(folder).generation
     assert caught.value.field == field

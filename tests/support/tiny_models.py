@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from firsttoken.checkpoint.checkpoint import Checkpoint, TensorInfo
-from firsttoken.checkpoint.model_config import GenerationConfig, ModelConfig, RopeConfig
+from firsttoken.checkpoint.model_config import ModelConfig, RopeConfig
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.kernels.paged_attention import AttentionContext, KVPool, Segment
 from firsttoken.models import DecoderModel
@@ -55,9 +55,6 @@ def make_checkpoint(config: ModelConfig, tensors: Mapping[str, Tensor], source: 
         source=source,
         path="tiny-model",
         config=config,
-        generation=GenerationConfig(),
-        tokenizer=None,
-        chat_template=None,
         fingerprint="tiny",
         tensors=FakeTensors(tensors),
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Literal, Protocol
 
@@ -55,20 +56,46 @@ class TensorSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointText:
+    """What a model's files say of text: its defaults, its tokenizer (None where it brings none), its chat template."""
+
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    tokenizer: TokenizerSpec | None = None
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """An opened model. No weight has been read; `tensors` maps the file and reads on demand.
 
     ``name`` is what the model is served as, ``path`` where it came from (the folder or file, or ``random:<shape>``),
-    ``fingerprint`` its content's identity (never its name): the root of the KV prefix chain. ``tokenizer`` is None
-    for ``random:`` and for a folder that has no ``tokenizer.json``.
+    ``fingerprint`` its content's identity (never its name): the root of the KV prefix chain.
+
+    ``read_text`` is called when text is first asked for: an engine, which knows token ids only, starts without it. So
+    `generation`, `tokenizer` and `chat_template` raise `CheckpointError` for files that are damaged.
     """
 
     name: str
     source: Source
     path: str
     config: ModelConfig
-    generation: GenerationConfig
-    tokenizer: TokenizerSpec | None
-    chat_template: str | None
     fingerprint: str
     tensors: TensorSource
+    read_text: Callable[[], CheckpointText] = CheckpointText
+
+    @property
+    def generation(self) -> GenerationConfig:
+        return self._text.generation
+
+    @property
+    def tokenizer(self) -> TokenizerSpec | None:
+        """None for ``random:`` and for a folder that has no ``tokenizer.json``."""
+        return self._text.tokenizer
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._text.chat_template
+
+    @cached_property
+    def _text(self) -> CheckpointText:
+        return self.read_text()

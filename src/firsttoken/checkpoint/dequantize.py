@@ -6,8 +6,6 @@ from math import prod
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize as gguf_dequantize
 
 from firsttoken.checkpoint.checkpoint import Bytes
 from firsttoken.checkpoint.gguf import SUPPORTED_TYPES
@@ -27,6 +25,10 @@ def dequantize(raw: Bytes, type: str, shape: tuple[int, ...]) -> npt.NDArray[np.
         raise CheckpointError(
             f"cannot convert tensors stored as {type}; known are {', '.join(sorted(SUPPORTED_TYPES))}"
         )
+    # Imported here, since the formats that are computed with as they are do without.
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize as gguf_dequantize
+
     kind = GGMLQuantizationType[type]
     block, block_bytes = GGML_QUANT_SIZES[kind]
     count = prod(shape)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from firsttoken.checkpoint.checkpoint import Bytes
+from firsttoken.checkpoint.ggml_types import GGML_TYPES
 from firsttoken.checkpoint.gguf_metadata import ArrayField, Field, GGUFMetadata, Scalar
 from firsttoken.core.errors import CheckpointError
 
@@ -36,23 +36,21 @@ SUPPORTED_TYPES = frozenset(
     {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
 )
 
+# The format's value types: uint8, int8, uint16, int16, uint32, int32, float32, bool, uint64, int64, float64.
 _SCALARS: dict[int, tuple[str, int]] = {
-    GGUFValueType.UINT8: ("B", 1),
-    GGUFValueType.INT8: ("b", 1),
-    GGUFValueType.UINT16: ("H", 2),
-    GGUFValueType.INT16: ("h", 2),
-    GGUFValueType.UINT32: ("I", 4),
-    GGUFValueType.INT32: ("i", 4),
-    GGUFValueType.FLOAT32: ("f", 4),
-    GGUFValueType.BOOL: ("B", 1),
-    GGUFValueType.UINT64: ("Q", 8),
-    GGUFValueType.INT64: ("q", 8),
-    GGUFValueType.FLOAT64: ("d", 8),
+    0: ("B", 1),
+    1: ("b", 1),
+    2: ("H", 2),
+    3: ("h", 2),
+    4: ("I", 4),
+    5: ("i", 4),
+    6: ("f", 4),
+    7: ("B", 1),
+    10: ("Q", 8),
+    11: ("q", 8),
+    12: ("d", 8),
 }
-_STRING = int(GGUFValueType.STRING)
-_ARRAY = int(GGUFValueType.ARRAY)
-_BOOL = int(GGUFValueType.BOOL)
-_QUANT_SIZES = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -259,12 +257,11 @@ class _HeaderReader:
         dims = [self.u64(name) for _ in range(num_dims)]
         kind = self.u32(name)
         offset = self.u64(name)
-        if kind not in _QUANT_SIZES:
+        if kind not in GGML_TYPES:
             raise self.fail(name, f"has tensor type {kind}, which is unknown")
-        type_name = GGMLQuantizationType(kind).name
+        type_name, block, block_bytes = GGML_TYPES[kind]
         if type_name not in SUPPORTED_TYPES:
             raise self.fail(name, f"is stored as {type_name}; supported are {', '.join(sorted(SUPPORTED_TYPES))}")
-        block, block_bytes = _QUANT_SIZES[kind]
         if min(dims) < 1:
             raise self.fail(name, f"has a dimension of size 0 in {dims}: the file is damaged")
         if dims[0] % block:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from firsttoken.checkpoint.checkpoint import Bytes, Checkpoint, TensorInfo
+from firsttoken.checkpoint.checkpoint import Bytes, Checkpoint, CheckpointText, TensorInfo
 from firsttoken.checkpoint.families import FAMILIES
 from firsttoken.checkpoint.fingerprint import fingerprint_files
 from firsttoken.checkpoint.gguf import GGUFFile, GGUFTensor
@@ -89,16 +89,22 @@ def open_gguf(path: Path, name: str | None = None) -> Checkpoint:
     file = GGUFFile(path)
     config = read_config(file)
     tensors = GGUFTensors(file, config)
-    tokenizer = read_tokenizer(file)
-    assert tokenizer.gguf is not None
+
+    def read_text() -> CheckpointText:
+        tokenizer = read_tokenizer(file)
+        assert tokenizer.gguf is not None
+        return CheckpointText(
+            generation=read_generation(file, tokenizer.gguf, config.vocab_size),
+            tokenizer=tokenizer,
+            chat_template=file.metadata.optional_text("tokenizer.chat_template"),
+        )
+
     return Checkpoint(
         name=name or path.stem,
         source="gguf",
         path=str(path),
         config=config,
-        generation=read_generation(file, tokenizer.gguf, config.vocab_size),
-        tokenizer=tokenizer,
-        chat_template=file.metadata.optional_text("tokenizer.chat_template"),
         fingerprint=fingerprint_files("gguf", [path]),
         tensors=tensors,
+        read_text=read_text,
     )

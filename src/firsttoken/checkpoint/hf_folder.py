@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from firsttoken.checkpoint.bloom import ARCHITECTURE as BLOOM
 from firsttoken.checkpoint.bloom import BloomTensors
-from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.checkpoint.checkpoint import Checkpoint, CheckpointText
 from firsttoken.checkpoint.fingerprint import fingerprint_files
 from firsttoken.checkpoint.hf_config import read_config, read_generation
 from firsttoken.checkpoint.hf_tokenizer import (
@@ -38,19 +39,25 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
     """Open a model folder, served as ``name`` (default: the folder's own name). Raises `CheckpointError`."""
     source = read_folder_config(folder)
     config = read_config(source)
-    tokenizer_config = read_tokenizer_config(folder)
-    tokenizer, tokenizer_eos = read_tokenizer(folder, tokenizer_config)
-    generation_path = folder / GENERATION_FILE
-    generation = read_object(generation_path) if generation_path.is_file() else JSONObject(str(generation_path), {})
     files = SafetensorsFiles(folder)
     return Checkpoint(
         name=name or folder.resolve().name,
         source="folder",
         path=str(folder),
         config=config,
+        fingerprint=fingerprint_files("folder", [folder / CONFIG_FILE, *files.paths]),
+        tensors=BloomTensors(files, str(folder)) if config.architecture == BLOOM else files,
+        read_text=partial(_read_text, folder, source),
+    )
+
+
+def _read_text(folder: Path, source: JSONObject) -> CheckpointText:
+    tokenizer_config = read_tokenizer_config(folder)
+    tokenizer, tokenizer_eos = read_tokenizer(folder, tokenizer_config)
+    generation_path = folder / GENERATION_FILE
+    generation = read_object(generation_path) if generation_path.is_file() else JSONObject(str(generation_path), {})
+    return CheckpointText(
         generation=read_generation(source, generation, tokenizer_eos),
         tokenizer=tokenizer,
         chat_template=read_chat_template(folder, tokenizer_config),
-        fingerprint=fingerprint_files("folder", [folder / CONFIG_FILE, *files.paths]),
-        tensors=BloomTensors(files, str(folder)) if config.architecture == BLOOM else files,
     )

@@ -8,7 +8,7 @@ import msgspec
 
 from firsttoken.checkpoint.checkpoint import Bytes, Checkpoint, TensorInfo
 from firsttoken.checkpoint.fingerprint import fingerprint_text
-from firsttoken.checkpoint.model_config import GenerationConfig, ModelConfig, RopeConfig
+from firsttoken.checkpoint.model_config import ModelConfig, RopeConfig
 from firsttoken.core.errors import CheckpointError
 
 PREFIX = "random:"
@@ -200,9 +200,6 @@ def open_random(model: str, name: str | None = None) -> Checkpoint:
         source="random",
         path=model,
         config=config,
-        generation=GenerationConfig(),
-        tokenizer=None,
-        chat_template=None,
         fingerprint=fingerprint_text("random", msgspec.json.encode(config)),
         tensors=RandomTensors(model, config),
     )

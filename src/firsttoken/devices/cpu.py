@@ -115,6 +115,8 @@ class CPUDevice:
     ) -> Executor:
         from firsttoken.executor.torch_executor import TorchExecutor
 
+        if close is not None:
+            close("imports")
         return TorchExecutor.load(config, checkpoint)
 
     def _detected(self) -> CPUFacts:

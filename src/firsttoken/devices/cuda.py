@@ -12,6 +12,7 @@ from pathlib import Path
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.core.errors import ConfigError
 from firsttoken.devices.cpu import one_of
+from firsttoken.devices.early_context import EarlyContext
 from firsttoken.devices.interface import DeviceFacts, DevicePolicy, WeightChoice
 from firsttoken.executor.ahead.client import AheadCompiler, spare_processes
 from firsttoken.executor.ahead.gpus import GPU
@@ -59,6 +60,8 @@ class CUDADevice:
 
     def __init__(self) -> None:
         self._compiler: AheadCompiler | None = None
+        self._context: EarlyContext | None = None
+        self._triton: threading.Thread | None = None
 
     def refusal(self) -> str | None:
         import torch
@@ -98,20 +101,27 @@ class CUDADevice:
     def begin(self) -> None:
         if self._compiler is None and CONTROL_DEVICE.exists():
             self._compiler = AheadCompiler()
+            self._context = EarlyContext()
+            self._triton = threading.Thread(target=_read_triton, name="firsttoken-triton", daemon=True)
+            self._triton.start()
 
     def end(self) -> None:
         if self._compiler is not None:
             self._compiler.close()
             self._compiler = None
+        if self._context is not None:
+            self._context.close()
+            self._context = None
 
     def load(
         self, config: ExecutorConfig, checkpoint: Checkpoint, close: Callable[[str], None] | None = None
     ) -> Executor:
         from firsttoken.executor.graphs.load import load_executor
 
+        if close is not None:
+            close("imports")
         kernels, first = self._order(config, checkpoint)
-        # Triton reads all of itself before its first kernel; that is no reason to wait.
-        prepared = threading.Thread(target=_prepare_triton, name="firsttoken-triton")
+        prepared = threading.Thread(target=_prepare_triton, args=(self._triton,), name="firsttoken-target")
         prepared.start()
         try:
             executor = load_executor(config, checkpoint, kernels=kernels)
@@ -155,13 +165,24 @@ def present_gpu() -> GPU:
     return GPU(found.name, 10 * found.major + found.minor, found.multi_processor_count, found.total_memory)
 
 
-def _prepare_triton() -> None:
-    """What Triton does once a process, if it can be done: who needs it later hears what is wrong."""
+def _read_triton() -> None:
+    """Before its first kernel Triton reads all of itself, several hundred MB, and keeps what came of it. Who needs it
+    hears what is wrong with it."""
     with contextlib.suppress(Exception):
-        from triton.runtime import driver
         from triton.runtime.cache import triton_key
 
         triton_key()
+
+
+def _prepare_triton(reading: threading.Thread | None) -> None:
+    """The rest of what Triton does once a process, which takes a GPU that torch uses; ``reading`` is the first part, if
+    it was begun."""
+    if reading is not None:
+        reading.join()
+    _read_triton()
+    with contextlib.suppress(Exception):
+        from triton.runtime import driver
+
         driver.active.get_current_target()
 
 

@@ -75,8 +75,8 @@ class Device(Protocol):
         ...
 
     def begin(self) -> None:
-        """An engine starts that may run here: begin what can go on beside its imports, in processes of its own.
-        Called before torch is imported, and not always."""
+        """An engine starts that may run here: begin what can go on beside its imports, in processes of its own or on
+        threads that leave Python alone. Called before torch is imported, and not always."""
         ...
 
     def end(self) -> None:

@@ -40,6 +40,9 @@ COMPUTE_ENVIRONMENT = {
     # oneDNN keeps the code that it makes for each shape, 1,024 of them by default, and batches and contexts have no end
     # of shapes: 400 MiB more after 240 requests of random lengths. This many serve a step several times over.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+    # Kernels of CUDA's libraries are loaded when they are first used: torch would say so too, but after the driver has
+    # been asked for a context.
+    "CUDA_MODULE_LOADING": "LAZY",
 }
 
 # What an engine gets to leave by itself that a command gives up: it starts and does not listen, or has ended already.
