@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import sys
-import threading
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import sleep, thread_time_ns
+from time import thread_time_ns
 from typing import Any
 
 from firsttoken.core.kv_format import KVFormat
@@ -70,21 +70,20 @@ class NothingRuntime(HostRuntime):
         return lambda: None
 
 
-class Drain(threading.Thread):
-    """The front end: reads, a thousand times a second, what the engine says, and throws it away."""
+def start_front_end(engine_end: socket.socket, own_end: socket.socket) -> int:
+    """A process that reads all that the engine says, as it comes, and throws it away; the number of it."""
+    child = os.fork()
+    if child == 0:
+        engine_end.close()
+        while own_end.recv(1 << 16):
+            pass
+        os._exit(0)
+    own_end.close()
+    return child
 
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(daemon=True)
-        self._sock = sock
 
-    def run(self) -> None:
-        buffer = bytearray(1 << 22)
-        while self._sock.recv_into(buffer):
-            sleep(0.001)
-
-
-def make_loop(options: Options) -> tuple[EngineLoop, socket.socket]:
-    """A loop whose requests wait in the socket, and the front end's side of that."""
+def make_loop(options: Options, sock: socket.socket) -> EngineLoop:
+    """A loop around the engine's end of a socket."""
     blocks_each = -(-options.length // 16)
     executor_config = ExecutorConfig(
         device="graphs",
@@ -107,10 +106,7 @@ def make_loop(options: Options) -> tuple[EngineLoop, socket.socket]:
     )
     executor = GraphExecutor(executor_config, NoModel(), NothingRuntime())
     executor.capture(executor.table.shape(options.rows, [], 0), GREEDY)
-    left, right = socket.socketpair()
-    loop = assemble(config, "none", executor, SocketEngineEnd(left))
-    right.sendall(frame(ENCODER.encode(Submit([request(i, options.length) for i in range(options.rows)]))))
-    return loop, right
+    return assemble(config, "none", executor, SocketEngineEnd(sock))
 
 
 def request(number: int, length: int) -> EngineRequest:
@@ -121,8 +117,10 @@ def request(number: int, length: int) -> EngineRequest:
 
 def measure(options: Options) -> float:
     """CPU time of a step in us."""
-    loop, front = make_loop(options)
-    Drain(front).start()
+    left, right = socket.socketpair()
+    right.sendall(frame(ENCODER.encode(Submit([request(i, options.length) for i in range(options.rows)]))))
+    front_end = start_front_end(left, right)
+    loop = make_loop(options, left)
     # What `run` does before its first turn.
     loop._host.resume()
     loop._run_queue.start()
@@ -134,6 +132,8 @@ def measure(options: Options) -> float:
         for _ in range(options.steps):
             loop.turn()
         best = min(best, (thread_time_ns() - began) / options.steps / 1e3)
+    left.close()
+    os.waitpid(front_end, 0)
     records = loop.ledger.snapshot()[-options.steps :]
     if not all(record.captured and record.decode_rows == options.rows for record in records):
         raise RuntimeError("some steps were not the captured decode steps that are to be measured")
