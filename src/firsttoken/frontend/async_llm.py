@@ -296,6 +296,9 @@ class AsyncLLM:
         except InvalidRequest:
             self.metrics.refused()
             raise
+        self._progress.submitted(now_ns())
+        link.send(requests)  # at once: what is kept of them here can be made while the engine begins
+        self._idle.clear()
         generation = Generation(
             link,
             requests,
@@ -305,13 +308,7 @@ class AsyncLLM:
             request_id=request_id,
             timeline=timeline,
         )
-        self._idle.clear()
-        self._progress.submitted(now_ns())
-        try:
-            link.submit(requests, generation)
-        except EngineDead as error:
-            generation.die(error)
-            raise
+        link.expect(requests, generation)
         return generation
 
     async def generate(

@@ -29,10 +29,6 @@ from firsttoken.transport.messages import (
 
 logger = logging.getLogger(__name__)
 
-# Callers who are woken in one turn of the event loop, about 40 us each. Between two turns it looks at its sockets, so
-# this bounds how long a new request waits for the tokens of others.
-TURN = 16
-
 
 class Sink(Protocol):
     """Who waits for requests. Called where the channel delivers (the event loop, or the reader's thread), so these
@@ -83,19 +79,31 @@ class EngineLink:
 
     def submit(self, requests: list[EngineRequest], sink: Sink) -> None:
         """Send requests in one message, to start together. Raises `EngineDead`."""
-        for request in requests:
-            self._sinks[request.id] = sink
-            self._fresh.add(request.id)
-        # Looked at after the table was filled: a death noticed by another thread either sees these or is seen here.
+        # Sent when the table is filled: a death noticed by another thread either sees these or is seen here.
+        self.expect(requests, sink)
+        try:
+            self.send(requests)
+        except EngineDead:
+            for request in requests:
+                self._drop(request.id)
+            raise
+
+    def send(self, requests: list[EngineRequest]) -> None:
+        """The first half of `submit`, for an event loop: answers come in later turns, so that `expect` may follow.
+        Raises `EngineDead`."""
         if self.error is None:
             try:
                 self.handle.client.send(Submit(requests))
             except (ChannelClosed, OSError):
                 self.fail("the channel to it is closed")
         if self.error is not None:
-            for request in requests:
-                self._drop(request.id)
             raise EngineDead(str(self.error))
+
+    def expect(self, requests: list[EngineRequest], sink: Sink) -> None:
+        """The second half: what the engine says of these requests is for ``sink``."""
+        for request in requests:
+            self._sinks[request.id] = sink
+            self._fresh.add(request.id)
 
     def abort(self, ids: Collection[int]) -> None:
         """Forget these requests and end them in the engine; ids that have ended already are left alone."""
@@ -164,21 +172,20 @@ class EngineLink:
             self._fresh.difference_update([delta.id for delta in firsts])
         if self._loop is None:
             self._deliver(deltas, ns)
-        else:
-            self._later.extend(deltas)
-            self._later_ns = ns
-            self._deliver_turn(min(len(firsts), TURN) or TURN)
+            return
+        self._later.extend(deltas)
+        self._later_ns = ns
+        if not self._turn_due:
+            self._turn()
 
-    def _deliver_turn(self, count: int) -> None:
-        """Wake some callers, and the others in later turns of the loop, when these have run."""
-        self._deliver_later(count)
-        if self._later and not self._turn_due and self._loop is not None:
-            self._turn_due = True
-            self._loop.call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._turn_due = False
-        self._deliver_turn(TURN)
+    def _turn(self) -> None:
+        """Wake one caller, and the next in a later turn of the loop. A turn costs little more than a microsecond, and
+        a token some forty (most of it the kernel's): so a first token is written before others are even looked at,
+        and a new request waits for one token of somebody else's, not for those of a whole step."""
+        self._deliver_later(1)
+        self._turn_due = bool(self._later)
+        if self._turn_due and self._loop is not None:
+            self._loop.call_soon(self._turn)
 
     def _deliver_later(self, count: int) -> None:
         """Deliver up to ``count`` of the deltas that wait for their turn."""
