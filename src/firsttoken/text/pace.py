@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NEVER_NS = math.inf
 """The estimate for what is not worth one: longer than any limit."""
 
-_ROUNDS = 10
+_ROUNDS = 20
 # Prose, code, figures and other scripts: what tokenizers cut short and what they cut long.
 _SAMPLE = (
     "When the ship had been made fast, the captain went below to find his charts. Nobody had touched them since 1893, "
@@ -39,7 +39,7 @@ class Pace:
 
     @classmethod
     def measure(cls, tokenizer: Tokenizer, template: ChatTemplate | None) -> Pace:
-        """By trying them, about two milliseconds. A template that refuses the trial is taken for endlessly slow."""
+        """By trying them, some milliseconds. A template that refuses the trial is taken for endlessly slow."""
         byte_ns = _fastest(lambda: tokenizer.encode(_SAMPLE, add_special_tokens=False)) / _SAMPLE_BYTES
         if template is None:
             return cls(byte_ns, NEVER_NS, 0)

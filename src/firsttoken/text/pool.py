@@ -20,9 +20,9 @@ from firsttoken.text.tokenizer import Tokenizer, check_unicode
 LARGE = 64 << 10
 """Characters from which a text takes the lane for large ones (about 15 ms of tokenising)."""
 
-INLINE_NS = 75_000
-"""Estimate below which a prompt is made in the event loop. To a thread and back is 60 us if nobody else runs and 300
-beside 64 streams, and 30 us of the loop's own time."""
+INLINE_NS = 100_000
+"""Estimate below which a prompt is made in the event loop. To a thread and back is 60 us when nobody else runs and 300
+beside 64 streams, and takes 30 us of the loop's own time; and a tenth of a millisecond is what others may wait for."""
 
 _T = TypeVar("_T")
 
