@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.attention_checks import DecodeProblem, Model, PrefillProblem, problems
 from firsttoken.kernels.linear.small import Workspace, small_linear
-from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig, PrefillConfig, decode_config
+from firsttoken.kernels.paged_attention.gpu_config import BalancedConfig, DecodeConfig, PrefillConfig, decode_config
 from firsttoken.kernels.paged_attention.triton_decode import DecodeWorkspace
 from firsttoken.kernels.paged_attention.triton_write import write_kv
 from firsttoken.kernels.tuning import linear_config
@@ -74,41 +75,40 @@ def random(*shape: int, scale: float = 1.0) -> Tensor:
 # ------------------------------------------------------------------------------------------------ decode
 
 
-def decode_configs(rows: int, model: Model, quick: bool) -> list[DecodeConfig]:
+def decode_configs(rows: int, model: Model, quick: bool) -> list[DecodeConfig | BalancedConfig]:
     """The rule's own choice first, then what may beat it."""
-    wide = 64 if model.head_dim <= 64 else 32
+    tile = 64 if model.head_dim <= 64 else 32
     own = decode_config(rows, model.kv_heads, model.head_dim, 8192, SMS)
-    words = partial(DecodeConfig, combine="words")
-    few = [
-        words(wide, 16, wide, max_registers=200),
-        words(wide, 16, wide, warps=2),
-        words(wide, 16, wide, dot=False, max_registers=200),
-        words(wide, 32, wide, max_registers=200),
-        DecodeConfig(wide, 32, wide),
-        words(2 * wide, 8, 2 * wide),
-        words(wide, 8, wide),
-        words(2 * wide, 16, 2 * wide, warps=8),
-        words(16, 32, 16, warps=1),
-    ]
-    several = [
-        replace(own, combine="words"),
-        words(wide, 2, wide),
-        words(wide, 4, wide, warps=2),
-        words(2 * wide, 4, 2 * wide),
-        words(wide, 4, wide, dot=False),
-        words(wide, 8, wide),
-    ]
-    many = [
-        DecodeConfig(wide, 1, wide, stages=4, max_registers=128),
-        DecodeConfig(wide, 1, wide, stages=5, max_registers=128),
-        DecodeConfig(2 * wide, 1, 2 * wide, stages=3),
-        DecodeConfig(2 * wide, 1, 2 * wide, warps=8, stages=3, max_registers=128),
-        DecodeConfig(wide, 2, wide, stages=4, max_registers=128),
-        words(wide, 2, wide, stages=4, max_registers=128),
-        DecodeConfig(wide, 1, wide, warps=2, stages=4),
-    ]
-    others = few if rows * model.kv_heads <= 16 else several if rows <= 16 else many
+    others: list[DecodeConfig | BalancedConfig]
+    if rows * model.kv_heads <= 16:
+        others = [
+            DecodeConfig(tile, 32, tile),
+            DecodeConfig(tile, 16, tile, warps=2),
+            DecodeConfig(tile, 16, tile, dot=False, max_registers=200),
+            DecodeConfig(2 * tile, 8, 2 * tile),
+            BalancedConfig(17, tile, tile, max_registers=None),
+            BalancedConfig(33, tile, tile, max_registers=None),
+        ]
+    else:
+        wave = 4 * SMS // model.kv_heads
+        others = [BalancedConfig(shares, tile, 2 * tile) for shares in (wave, 2 * wave) if shares > rows]
+        others += [BalancedConfig(rows + extra, tile, 2 * tile) for extra in (rows // 2, rows, 2 * rows)]
+        others += [
+            BalancedConfig(2 * rows, tile, 2 * tile, stages=3),
+            BalancedConfig(2 * rows, 2 * tile, 2 * tile, stages=3, max_registers=168),
+            DecodeConfig(tile, 1, tile, stages=4, max_registers=128),
+            DecodeConfig(tile, 4, 4096, stages=4, max_registers=128),
+            DecodeConfig(tile, 4, tile),
+        ]
     return list(dict.fromkeys([own, *others]))[: 3 if quick else None]
+
+
+def contexts(rows: int, context: int) -> tuple[int, ...]:
+    """Positions of the new tokens: about ``context``, or for 0 as they lie in the middle of a load of mixed lengths."""
+    if context:
+        return tuple(context - 1 - row % 3 for row in range(rows))
+    lengths = Random(rows)
+    return tuple(lengths.choice((64, 256, 512, 2048)) + lengths.randrange(128) for _ in range(rows))
 
 
 class Chain:
@@ -116,9 +116,9 @@ class Chain:
 
     def __init__(self, name: str, rows: int, context: int) -> None:
         self.model, self.hidden, self.rows = MODELS[name], HIDDEN[name], rows
-        per_layer = rows * context * self.model.kv_heads * self.model.head_dim * 4
-        self.layers = max(4, min(16, (12 << 30) // per_layer))
-        spread = tuple(context - 1 - row % 3 for row in range(rows))
+        spread = contexts(rows, context)
+        self.bytes = (sum(spread) + rows) * self.model.kv_heads * self.model.head_dim * 4
+        self.layers = max(4, min(16, (12 << 30) // (rows * (max(spread) + 1) * self.bytes // (sum(spread) + rows))))
         self.problem = DecodeProblem(self.model, DecodeConfig(), spread, layers=self.layers, poison=False)
         width = self.model.heads * self.model.head_dim
         copies = max(2, -(-_ROTATED_BYTES // (2 * (self.model.columns + width) * self.hidden)))
@@ -135,11 +135,11 @@ class Chain:
         config = linear_config("plain", *weight.shape, self.rows, torch.cuda.get_device_name())
         small_linear(x, weight, out, config=config, workspace=self.workspace, pdl=pdl)
 
-    def use(self, config: DecodeConfig) -> None:
+    def use(self, config: DecodeConfig | BalancedConfig) -> None:
         model = self.model
         self.problem.config = config
         self.problem.workspace = DecodeWorkspace.allocate(
-            config, self.rows, model.heads, model.kv_heads, model.head_dim, "cuda"
+            config.cells(self.rows), self.rows, model.heads, model.kv_heads, model.head_dim, "cuda"
         )
 
     def run(self, *, pdl: bool = True, attend: bool = True) -> None:
@@ -162,7 +162,7 @@ def time_decode(cases: list[tuple[str, int, int]], quick: bool, deadline: float)
             break
         chain = Chain(name, rows, context)
         without = graph_us(partial(chain.run, attend=False), chain.layers)
-        gigabytes = 4e-9 * rows * context * chain.model.kv_heads * chain.model.head_dim
+        gigabytes = 1e-9 * chain.bytes
         timed: list[dict[str, Any]] = []
         for config in decode_configs(rows, chain.model, quick):
             chain.use(config)
@@ -197,27 +197,28 @@ def print_decode(results: list[dict[str, Any]]) -> None:
 
 
 def check_dependent(replays: int) -> dict[str, int]:
-    """Replays of a chain with dependent launch whose results differ from those without, for each way to combine."""
+    """Replays of a chain with dependent launch whose results differ from those without, by the config."""
     wrong = {}
-    for rows, dot in ((1, True), (8, False)):
-        for combine in ("counter", "words"):
-            chain = Chain("8b", rows, 700)
-            chain.use(DecodeConfig(splits=8, dot=dot, combine=combine))
-            chain.run(pdl=False)
-            torch.cuda.synchronize()
-            expected, expected_kv = chain.h.clone(), chain.problem.cache.kv.clone()
-            graph = torch.cuda.CUDAGraph()
+    configs: dict[int, DecodeConfig | BalancedConfig] = {1: DecodeConfig(splits=8)}
+    configs |= {8: DecodeConfig(splits=8, dot=False), 16: BalancedConfig(programs=40)}
+    for rows, config in configs.items():
+        chain = Chain("8b", rows, 700)
+        chain.use(config)
+        chain.run(pdl=False)
+        torch.cuda.synchronize()
+        expected, expected_kv = chain.h.clone(), chain.problem.cache.kv.clone()
+        graph = torch.cuda.CUDAGraph()
+        chain.restart()
+        with torch.cuda.graph(graph):
             chain.restart()
-            with torch.cuda.graph(graph):
-                chain.restart()
-                chain.run(pdl=True)
-            differ = torch.zeros((), dtype=torch.int64, device="cuda")
-            for _ in range(replays):
-                graph.replay()
-                differ += (chain.h != expected).any()
-            bad_cache = not torch.equal(chain.problem.cache.kv, expected_kv)
-            wrong[f"{rows} rows {combine} {'dot' if dot else 'fma'}"] = int(differ) + bad_cache
-            del chain
+            chain.run(pdl=True)
+        differ = torch.zeros((), dtype=torch.int64, device="cuda")
+        for _ in range(replays):
+            graph.replay()
+            differ += (chain.h != expected).any()
+        bad_cache = not torch.equal(chain.problem.cache.kv, expected_kv)
+        wrong[f"{rows} rows {config}"] = int(differ) + bad_cache
+        del chain
     return wrong
 
 
@@ -290,7 +291,8 @@ def prefill_configs(head_dim: int, quick: bool) -> list[tuple[PrefillConfig, boo
         (PrefillConfig(128, 32 if head_dim > 64 else 64, 4, 3), False),
         (PrefillConfig(128, 128, 8, 2), True),
         (PrefillConfig(128, 64, 8, 3), True),
-        (PrefillConfig(128, 32 if head_dim > 64 else 64, 4, 3), True),
+        (PrefillConfig(64, 64, 4, 3), True),
+        (PrefillConfig(128, 128, 8, 3), True),
         (PrefillConfig(128, 128, 8, 2, pack=4), False),
         (PrefillConfig(64, 64, 4, 3), False),
     ]
@@ -310,8 +312,6 @@ def time_prefill(cases: list[tuple[str, int, int]], quick: bool, deadline: float
         layers = 8 if count <= 2048 else 2
         timed: list[dict[str, Any]] = []
         for config, fresh in prefill_configs(model.head_dim, quick):
-            if fresh and start:
-                continue
             problem = PrefillProblem(model, config, ((start, count),), fresh, layers=layers, poison=False)
             entry: dict[str, Any] = {"config": asdict(config), "fresh": fresh}
             try:
@@ -427,18 +427,16 @@ def main() -> int:
         flush=True,
     )
     deadline = began + options.seconds
-    sizes = (1024,) if options.quick else (1024, 512, 8192)
     prompts = (
         [("8b", 0, 2048)] if options.quick else [("8b", 0, 2048), ("8b", 0, 8192), ("8b", 0, 512), ("8b", 6144, 2048)]
     )
     prefill = time_prefill(prompts if options.quick else [*prompts, ("1b", 0, 8192)], options.quick, deadline)
     print_prefill(prefill)
-    cases = [
-        (name, rows, 576 if rows == 64 and size == 512 else size)
-        for size in sizes
-        for rows in (1, 64, 8)
-        for name in MODELS
-    ]
+    # A context of 0: mixed lengths.
+    cases = [("8b", 64, 0), ("8b", 64, 576), ("8b", 1, 1024)]
+    if not options.quick:
+        cases += [("8b", 16, 0), ("8b", 32, 0), ("8b", 128, 0), ("1b", 1, 1024), ("1b", 64, 0), ("8b", 8, 512)]
+        cases += [("1b", 8, 1024), ("8b", 1, 8192), ("8b", 16, 8192), ("8b", 64, 8192)]
     decode = time_decode(cases, options.quick, deadline)
     print_decode(decode)
     head = {"command": "gpu.attention", "date": time.strftime("%Y-%m-%dT%H:%M:%S"), "gpu": torch.cuda.get_device_name()}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from firsttoken.kernels.paged_attention import gpu_reference as reference
 from firsttoken.kernels.paged_attention.gpu_config import (
-    Combine,
+    BalancedConfig,
     DecodeConfig,
     PrefillConfig,
     make_tiles,
@@ -115,7 +115,7 @@ class DecodeProblem:
     """One decode step; ``positions`` may hold -1."""
 
     model: Model
-    config: DecodeConfig
+    config: DecodeConfig | BalancedConfig
     positions: tuple[int, ...]
     device: str = "cuda"
     layers: int = 1
@@ -136,7 +136,7 @@ class DecodeProblem:
         self.out = torch.empty(rows, model.heads * model.head_dim, dtype=torch.bfloat16, device=device).fill_(7.0)
         self.turning, self.rules = model.turning(room, device), model.rules(device)
         self.workspace = DecodeWorkspace.allocate(
-            self.config, rows, model.heads, model.kv_heads, model.head_dim, torch.device(device)
+            self.config.cells(rows), rows, model.heads, model.kv_heads, model.head_dim, torch.device(device)
         )
 
     def launch(self, layer: int = 0, *, pdl: bool = False) -> None:
@@ -276,12 +276,16 @@ def problems(quick: bool, device: str) -> Iterator[tuple[str, Problem]]:
 
 
 def _decode_problems(device: str) -> Iterator[tuple[str, Any]]:
-    def case(model: Model, config: DecodeConfig, positions: tuple[int, ...] = _MIXED, early: bool = True) -> Any:
-        ways = f"{'dot' if config.dot else 'fma'} {config.combine} splits {config.splits}"
-        return f"decode {model} {ways}", lambda: DecodeProblem(model, config, positions, device, early_rows=early)
+    def case(
+        model: Model, config: DecodeConfig | BalancedConfig, positions: tuple[int, ...] = _MIXED, early: bool = True
+    ) -> Any:
+        return f"decode {model} {config}", lambda: DecodeProblem(model, config, positions, device, early_rows=early)
 
-    def config(number: int, warps: int = 4) -> DecodeConfig:
-        return DecodeConfig(splits=8, warps=warps, combine="words" if number % 2 else "counter", dot=number % 4 < 2)
+    def config(number: int, warps: int = 4) -> DecodeConfig | BalancedConfig:
+        dot = number % 4 < 2
+        if number % 2:
+            return BalancedConfig(20 + number, warps=warps, dot=dot, max_registers=None)
+        return DecodeConfig(splits=8, warps=warps, dot=dot)
 
     number = 0
     for head_dim in (64, 80, 128):
@@ -290,13 +294,13 @@ def _decode_problems(device: str) -> Iterator[tuple[str, Any]]:
                 yield case(Model(heads, kv_heads, head_dim), config(number), early=number % 3 > 0)
                 number += 1
             number += 1
-    ways: tuple[Combine, ...] = ("words", "counter")
-    for combine in ways:
-        large = DecodeConfig(splits=16, warps=8, combine=combine)
-        yield case(Model(8, 1, 256), large)
-        yield case(Model(), DecodeConfig(splits=32, combine=combine, max_registers=200), _LONG)
-        yield case(Model(), DecodeConfig(splits=2, combine=combine, min_split=1024, max_registers=128), _LONG)
-        yield case(Model(2, 2, 64), DecodeConfig(splits=2, block_tokens=16, min_split=16, combine=combine))
+    yield case(Model(8, 1, 256), DecodeConfig(splits=16, warps=8))
+    yield case(Model(), DecodeConfig(splits=32, max_registers=200), _LONG)
+    yield case(Model(), DecodeConfig(splits=2, min_split=1024, max_registers=128), _LONG)
+    yield case(Model(2, 2, 64), DecodeConfig(splits=2, block_tokens=16, min_split=16))
+    yield case(Model(8, 1, 256), BalancedConfig(programs=40, warps=8, max_registers=None))
+    yield case(Model(), BalancedConfig(programs=66), _LONG)
+    yield case(Model(), BalancedConfig(programs=160), _MIXED * 8)
     yield case(Model(), DecodeConfig(splits=1, stages=4, max_registers=128), _MIXED * 4)
     for number, model in enumerate(
         (
@@ -334,6 +338,7 @@ def _prefill_problems(device: str) -> Iterator[tuple[str, Any]]:
     yield case(Model(8, 2), PrefillConfig(block_n=32, warps=4, stages=3))
     yield case(Model(8, 2), PrefillConfig(block_m=64, block_n=64, warps=4, stages=3, pack=2))
     yield case(Model(8, 2), PrefillConfig(), ((0, 1), (0, 700), (0, 129)), fresh=True)
+    yield case(Model(), PrefillConfig(64, 64, 4, 3), fresh=True)
     yield case(Model(8, 2, 64), PrefillConfig(block_n=64, stages=3), ((0, 300), (0, 128)), fresh=True)
     yield case(Model(8, 4, 256, window=150, softcap=50.0), prefill_config(256))
     yield case(Model(8, 2, window=1), PrefillConfig())

@@ -16,7 +16,7 @@ from firsttoken.kernels.linear.config import LinearConfig, OpKind, RowBucket, ro
 from firsttoken.kernels.linear.small import Workspace
 from firsttoken.kernels.paged_attention import KVPool
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
-from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig, decode_config
+from firsttoken.kernels.paged_attention.gpu_config import BalancedConfig, DecodeConfig, decode_config
 from firsttoken.kernels.paged_attention.triton_decode import DecodeWorkspace
 from firsttoken.kernels.tuning import linear_config
 from firsttoken.models.load_fused import Limits, load_fused
@@ -42,7 +42,7 @@ class DecodeStep:
         self.runtime = CUDARuntime()
         self.overrides: dict[Override, LinearConfig] = {}
         self._trial: dict[Override, LinearConfig] = {}
-        self._attention: DecodeConfig | None = None
+        self._attention: DecodeConfig | BalancedConfig | None = None
         self._gpu = torch.cuda.get_device_name()
         checkpoint = open_checkpoint(model)
         config = checkpoint.config
@@ -60,7 +60,7 @@ class DecodeStep:
             self.model.attention._choose_decode = self._choose_attention
             # Enough for any candidate.
             self.model.attention._workspace = DecodeWorkspace.allocate(
-                DecodeConfig(splits=32), rows, config.num_heads, kv.kv_heads, kv.head_dim, device
+                DecodeConfig(splits=32).cells(rows), rows, config.num_heads, kv.kv_heads, kv.head_dim, device
             )
             self.model._workspace = Workspace.allocate(1 << 25, 1 << 16, device)
         self._tokens = self.ints(torch.randint(0, config.vocab_size, (rows, context + 2)))
@@ -74,7 +74,9 @@ class DecodeStep:
                 return configs[key]
         return linear_config(kind, n, k, rows, self._gpu)
 
-    def _choose_attention(self, rows: int, kv_heads: int, head_dim: int, longest: int, sms: int) -> DecodeConfig:
+    def _choose_attention(
+        self, rows: int, kv_heads: int, head_dim: int, longest: int, sms: int
+    ) -> DecodeConfig | BalancedConfig:
         return self._attention or decode_config(rows, kv_heads, head_dim, longest, sms)
 
     def products(self) -> list[tuple[OpKind, int, int]]:
@@ -101,7 +103,7 @@ class DecodeStep:
             slots=slots,
             positions=ints(torch.full((rows,), self._context - 1)),
             patches=none.view(0, 3),
-            tiles=none.view(0, 4),
+            tiles=none.view(0, 5),
             sample_rows=slots,
             sample_slots=slots,
             sample_positions=ints(torch.full((rows,), self._context)),
@@ -115,7 +117,7 @@ class DecodeStep:
         rows: int,
         trial: dict[Override, LinearConfig] | None = None,
         *,
-        attention: DecodeConfig | None = None,
+        attention: DecodeConfig | BalancedConfig | None = None,
         pdl: bool = True,
     ) -> float:
         """Milliseconds of one replay, the median of 15; infinity for a config that the hardware refuses."""

@@ -84,11 +84,11 @@ def test_chunks_come_as_token_rows_and_tiles():
     assert view.positions.tolist()[first : first + 12] == [4, 5, 6, 7, 8, 9, 20, 21, 22, 23, 24, -1]
     assert sorted(map(tuple, view.tiles.tolist())) == sorted(
         [
-            (3, first, 4, 4),
-            (3, first + 4, 8, 2),
-            (0, first + 6, 20, 4),
-            (0, first + 10, 24, 1),
-            *[(0, 0, 0, 0)] * (len(view.tiles) - 4),
+            (3, first, 4, 4, 4),
+            (3, first + 4, 8, 2, 4),
+            (0, first + 6, 20, 4, 20),
+            (0, first + 10, 24, 1, 20),
+            *[(0, 0, 0, 0, 0)] * (len(view.tiles) - 4),
         ]
     )
     assert view.sample_rows.tolist()[:2] == [0, first + 5]

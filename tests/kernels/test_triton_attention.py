@@ -15,6 +15,8 @@ pytest.importorskip("triton")
 
 from firsttoken.kernels.paged_attention import gpu_reference as reference
 from firsttoken.kernels.paged_attention.gpu_config import (
+    TILE_WORDS,
+    BalancedConfig,
     DecodeConfig,
     PrefillConfig,
     decode_config,
@@ -81,7 +83,7 @@ def ints(values: list[int]) -> Tensor:
 
 def check_decode(
     positions: list[int],
-    config: DecodeConfig,
+    config: DecodeConfig | BalancedConfig,
     *,
     kv_heads: int = 2,
     group: int = 2,
@@ -107,7 +109,7 @@ def check_decode(
     qk_norm = make_norm(head_dim, generator) if norm else None
     at = (cache.tables, slots.to(DEVICE), ints(positions))
     out = torch.full((rows, heads * head_dim), 7.0, dtype=dtype, device=DEVICE)
-    workspace = DecodeWorkspace.allocate(config, rows, heads, kv_heads, head_dim, DEVICE)
+    workspace = DecodeWorkspace.allocate(config.cells(rows), rows, heads, kv_heads, head_dim, DEVICE)
     scale = head_dim**-0.5
     decode(
         qkv, cache.kv, LAYER, *at, out,
@@ -120,8 +122,6 @@ def check_decode(
     assert bool((out[~real] == 7.0).all())
     assert same_cache(cache.kv, expected_cache.kv, TOLERANCE[dtype])
     assert bool((workspace.arrived == 0).all())
-    if config.combine == "words":
-        assert bool((workspace.parts == -1).all() and (workspace.weights == -1).all())
     return out
 
 
@@ -129,21 +129,40 @@ def check_decode(
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_decode_equals_the_reference(head_dim: int, group: int, dot: bool) -> None:
-    combine = "words" if (head_dim // 16 + group) % 2 else "counter"
-    config = DecodeConfig(block_tokens=16, splits=2, min_split=16, dot=dot, combine=combine)
+    config: DecodeConfig | BalancedConfig = DecodeConfig(block_tokens=16, splits=2, min_split=16, dot=dot)
+    if (head_dim // 16 + group) % 2:
+        config = BalancedConfig(programs=7, block_tokens=16, min_share=16, dot=dot)
     check_decode([37, -1, 66], config, kv_heads=2 if group == 1 else 1, group=group, head_dim=head_dim)
 
 
-@pytest.mark.parametrize(("splits", "combine"), [(1, "words"), (2, "counter"), (4, "words")])
-def test_decode_at_the_edges_of_pages_tiles_and_splits(splits: int, combine: str) -> None:
-    config = DecodeConfig(block_tokens=32, splits=splits, min_split=32, combine=combine)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(DecodeConfig(block_tokens=32, splits=splits, min_split=32) for splits in (1, 2, 4)),
+        *(BalancedConfig(programs=programs, block_tokens=32, min_share=32) for programs in (10, 12, 24)),
+    ],
+)
+def test_decode_at_the_edges_of_pages_tiles_and_parts(config: DecodeConfig | BalancedConfig) -> None:
     check_decode([0, 1, 15, 16, 32, 33, 64, 65, 129], config, kv_heads=1)
 
 
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 40, 500])
 def test_decode_sees_only_its_window(window: int) -> None:
-    config = DecodeConfig(block_tokens=16, splits=2, min_split=16, dot=window % 2 == 0)
-    check_decode([3, 16, 39, 40, 90], config, kv_heads=1, window=window)
+    dot = window % 2 == 0
+    check_decode([3, 16, 39, 40, 90], DecodeConfig(16, 2, min_split=16, dot=dot), kv_heads=1, window=window)
+    check_decode([3, 16, 39, 40, 90], BalancedConfig(9, 16, min_share=16, dot=not dot), kv_heads=1, window=window)
+
+
+def test_a_long_row_among_short_ones_is_shared_by_all_programs() -> None:
+    """More parts than are combined at once, and rows of padding before, between and behind."""
+    config = BalancedConfig(programs=20, block_tokens=16, min_share=16, warps=1)
+    check_decode([-1, 3, -1, 200, 17, -1], config, kv_heads=1)
+
+
+def test_parts_are_never_more_than_programs() -> None:
+    for seed in range(3):
+        lengths = torch.randint(-1, 90, (6,), generator=torch.Generator().manual_seed(seed)).tolist()
+        check_decode(lengths, BalancedConfig(programs=7, block_tokens=16, min_share=16), kv_heads=1, group=1)
 
 
 @pytest.mark.parametrize("dot", [True, False])
@@ -162,7 +181,7 @@ def test_decode_in_bfloat16(dot: bool) -> None:
 
 
 def test_decode_of_a_large_head_combines_in_several_rounds() -> None:
-    config = DecodeConfig(block_tokens=16, splits=16, min_split=16, combine="words")
+    config = DecodeConfig(block_tokens=16, splits=16, min_split=16)
     check_decode([250], config, kv_heads=1, group=16, head_dim=256)
 
 
@@ -173,9 +192,9 @@ def test_a_row_has_the_same_bits_beside_others() -> None:
     cache = make_cache(lengths, 96, 1, 64, torch.float32, generator)
     qkv = torch.randn(3, 4 * 64, generator=generator).to(DEVICE)
     outs = []
-    workspace = DecodeWorkspace.allocate(DecodeConfig(splits=4), 3, 2, 1, 64, DEVICE)
-    for rows, combine in (([0], "words"), ([2, 0, 1], "counter"), ([0, 1], "words")):
-        config = DecodeConfig(block_tokens=16, splits=4, min_split=16, combine=combine)  # type: ignore[arg-type]
+    config = DecodeConfig(block_tokens=16, splits=4, min_split=16)
+    workspace = DecodeWorkspace.allocate(config.cells(3), 3, 2, 1, 64, DEVICE)
+    for rows in ([0], [2, 0, 1], [0, 1]):
         out = torch.zeros(len(rows), 2 * 64, device=DEVICE)
         decode(
             qkv[rows], cache.copy().kv, LAYER, cache.tables, ints(rows), ints([lengths[row] for row in rows]), out,
@@ -185,27 +204,11 @@ def test_a_row_has_the_same_bits_beside_others() -> None:
     assert all(torch.equal(outs[0], other) for other in outs)
 
 
-def test_a_nan_does_not_look_like_a_part_that_is_still_to_come() -> None:
-    config = DecodeConfig(block_tokens=16, splits=4, min_split=16, combine="words")
-    generator = torch.Generator().manual_seed(0)
-    cache = make_cache([60], 64, 1, 64, torch.float32, generator)
-    cache.kv[cache.tables[0, 0].long(), LAYER, 1, 0, 3] = torch.full((64,), -1, dtype=torch.int32).view(torch.float32)
-    out = torch.zeros(1, 64, device=DEVICE)
-    workspace = DecodeWorkspace.allocate(config, 1, 1, 1, 64, DEVICE)
-    qkv = torch.randn(1, 3 * 64, generator=generator).to(DEVICE)
-    decode(
-        qkv, cache.kv, LAYER, cache.tables, ints([0]), ints([60]), out,
-        num_heads=1, scale=0.1, cos_sin=None, workspace=workspace, config=config,
-    )  # fmt: skip
-    assert bool(out.isnan().all())
-    assert bool((workspace.parts == -1).all())
-
-
 def test_decode_refuses_what_does_not_fit() -> None:
     config = DecodeConfig(block_tokens=16, splits=2, min_split=16)
     generator = torch.Generator()
     cache = make_cache([4], 16, 2, 64, torch.float32, generator)
-    workspace = DecodeWorkspace.allocate(config, 1, 4, 2, 64, DEVICE)
+    workspace = DecodeWorkspace.allocate(config.cells(1), 1, 4, 2, 64, DEVICE)
     at = (cache.tables, ints([0]), ints([4]))
 
     def run(
@@ -223,8 +226,10 @@ def test_decode_refuses_what_does_not_fit() -> None:
         run(layer=2)
     with pytest.raises(ValueError, match="cannot share 2 KV heads"):
         run(heads=5)
-    with pytest.raises(ValueError, match="room for 16 parts and 2 counters, 20 and 2 are needed"):
+    with pytest.raises(ValueError, match="room for 12 parts and 2 counters, 20 and 2 are needed"):
         run(use=DecodeConfig(block_tokens=16, splits=4, min_split=16))
+    with pytest.raises(ValueError, match="programs must be at least 2, got 1"):
+        run(use=BalancedConfig(programs=1))
     with pytest.raises(ValueError, match="must be contiguous"):
         run(kv=cache.kv.transpose(3, 4))
     with pytest.raises(ValueError, match="float16"):
@@ -240,7 +245,7 @@ def test_decode_refuses_what_does_not_fit() -> None:
         ({"block_tokens": 8, "min_split": 8}, "at least the 16 tokens"),
         ({"min_split": 40}, "multiple of block_tokens"),
         ({"stages": 0}, "stages must be at least 1"),
-        ({"combine": "magic"}, "'words' or 'counter'"),
+        ({"warps": 3}, "warps must be a power of two"),
     ],
 )
 def test_a_decode_config_refuses_wrong_sizes(wrong: dict[str, Any], message: str) -> None:
@@ -253,10 +258,13 @@ def test_a_decode_config_refuses_wrong_sizes(wrong: dict[str, Any], message: str
 @pytest.mark.parametrize("context", [1, 512, 8192, 131072])
 def test_decode_configs_fill_the_gpu_and_no_more(rows: int, kv_heads: int, context: int) -> None:
     config = decode_config(rows, kv_heads, 128, context, 132)
-    programs = rows * kv_heads * config.splits
+    if isinstance(config, BalancedConfig):
+        assert config.programs > rows
+        assert 4 * 132 <= config.programs * kv_heads <= max(2 * rows * kv_heads, 4 * 132 + kv_heads)
+        return
+    assert rows * kv_heads * config.splits <= 2 * 132
     assert config.splits <= 32
-    assert config.splits <= 4 or programs <= 2 * 132
-    assert context < 2048 or config.splits >= 16 or programs > 132
+    assert context < 2048 or config.splits >= 16 or 2 * rows * kv_heads * config.splits > 132
 
 
 # --------------------------------------------------------------------------------------------- write_kv
@@ -334,7 +342,7 @@ def check_prefill(
     starts, counts = np.array(chunks, np.int32).T
     first = np.cumsum(counts + 1, dtype=np.int32) - counts
     tiles = make_tiles(starts, counts, np.arange(len(chunks), dtype=np.int32), first, config.tile_tokens)
-    padding = np.zeros((2, 4), np.int32)
+    padding = np.zeros((2, TILE_WORDS), np.int32)
     given = torch.from_numpy(np.concatenate((tiles, padding))).to(DEVICE)
     rows = int(first[-1] + counts[-1])
     ends = [start + count for start, count in chunks]
@@ -388,14 +396,17 @@ def test_prefill_in_bfloat16() -> None:
     check_prefill(CHUNKS, PrefillConfig(block_m=64, block_n=64), group=1, head_dim=128, dtype=torch.bfloat16)
 
 
-def test_prefill_reads_fresh_rows() -> None:
-    check_prefill([(0, 70), (0, 17)], PrefillConfig(block_m=32, block_n=32), kv_heads=2, group=1, fresh=True)
+def test_prefill_reads_a_chunks_own_keys_from_its_rows() -> None:
+    """The first chunk's from the start, others behind what is cached, on a tile's edge and off it."""
+    chunks = [(0, 70), (0, 17), (32, 64), (45, 60)]
+    check_prefill(chunks, PrefillConfig(block_m=32, block_n=32), kv_heads=2, group=1, fresh=True)
+    check_prefill(chunks, PrefillConfig(block_m=32, block_n=16), group=1, window=40, fresh=True)
 
 
 def test_prefill_refuses_what_does_not_fit() -> None:
     cache = make_cache([4], 16, 2, 64, torch.float32, torch.Generator())
     q = torch.zeros(4, 256, device=DEVICE)
-    tiles = torch.tensor([[0, 0, 0, 4]], dtype=torch.int32, device=DEVICE)
+    tiles = torch.tensor([[0, 0, 0, 4, 0]], dtype=torch.int32, device=DEVICE)
 
     def run(rows: Tensor = q, cut: Tensor = tiles, pack: int = 1, **more: Any) -> None:
         config = PrefillConfig(block_m=16, block_n=16, pack=pack)
@@ -406,7 +417,7 @@ def test_prefill_refuses_what_does_not_fit() -> None:
         run(pack=4)
     with pytest.raises(ValueError, match=r"q must be \[T, 256\]"):
         run(q[:, :200])
-    with pytest.raises(ValueError, match=r"\[NT, 4\]"):
+    with pytest.raises(ValueError, match=r"\[NT, 5\]"):
         run(cut=tiles[:, :3])
     with pytest.raises(ValueError, match="whole QKV rows"):
         run(fresh=q)
@@ -426,17 +437,18 @@ def test_tiles_cover_each_token_once_and_come_longest_first(tile_tokens: int) ->
     tiles = make_tiles(starts, counts, slots, rows, tile_tokens)
     assert tiles.dtype == np.int32
     assert len(tiles) == sum(math.ceil(count / tile_tokens) for count in counts)
-    tokens = sorted((s, r + i, p + i) for s, r, p, n in tiles.tolist() for i in range(n))
+    tokens = sorted((s, r + i, p + i) for s, r, p, n, _ in tiles.tolist() for i in range(n))
     wanted = sorted((s, r + i, p + i) for p, n, s, r in zip(starts, counts, slots, rows, strict=True) for i in range(n))
     assert tokens == wanted
     assert tiles[:, 3].max() <= tile_tokens
+    assert {(slot, chunk) for slot, _, _, _, chunk in tiles.tolist()} == {(4, 0), (2, 300), (0, 5)}
     ends = tiles[:, 2] + tiles[:, 3]
     assert (ends[:-1] >= ends[1:]).all()
 
 
 def test_no_chunks_make_no_tiles() -> None:
     none = np.zeros(0, np.int32)
-    assert make_tiles(none, none, none, none, 128).shape == (0, 4)
+    assert make_tiles(none, none, none, none, 128).shape == (0, TILE_WORDS)
     with pytest.raises(ValueError, match="at least 1"):
         make_tiles(none, none, none, none, 0)
 

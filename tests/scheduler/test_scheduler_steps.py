@@ -317,6 +317,23 @@ def test_a_step_looks_at_a_few_waiting_requests_whatever_their_number(
     assert probes > 30
 
 
+def test_a_plan_hashes_no_blocks_before_it_is_launched(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = world(blocks=16, alone=64, mixed=16)
+    committed = []
+    commit = w.kv.commit
+
+    def counted(request: Any) -> None:
+        committed.append(request)
+        commit(request)
+
+    monkeypatch.setattr(w.kv, "commit", counted)
+    w.add(list(range(40)), 5)
+    assert w.scheduler.plan() is not None
+    assert not committed
+    w.scheduler.plan()
+    assert committed, "the next plan may find them"
+
+
 def test_options_that_cannot_be_honoured_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs must be 1 or more, got 0"):
         SchedulerConfig(max_num_seqs=0, max_model_len=1)
@@ -340,11 +357,15 @@ def test_a_cap_beside_decodes_that_is_above_the_one_alone_is_kept() -> None:
 
 
 def test_rows_and_prompt_tokens_fill_a_step_of_a_good_size():
-    budget = StepTotal(alone=300, mixed=64, crowded=128, row_profiles=(4, 16, 32))
+    budget = StepTotal(alone=((0, 300), (2, 200)), mixed=((0, 64), (2, 128), (9, 256)), row_profiles=(4, 16, 32))
     assert [budget.prefill_tokens(rows, waiting=1) for rows in (0, 1, 4, 5, 17, 33)] == [300, 60, 60, 48, 32, 32]
-    assert [budget.prefill_tokens(5, waiting) for waiting in (0, 1, 2, 40)] == [48, 48, 112, 112]
+    assert [budget.prefill_tokens(5, waiting) for waiting in (0, 1, 2, 8, 9, 40)] == [48, 48, 112, 112, 240, 240]
+    assert budget.prefill_tokens(0, waiting=2) == 200
     assert budget.most == 300
     assert budget.limited(None, 20).prefill_tokens(5, 40) == 20, "a cap that was asked for is kept as it is"
-    assert budget.limited(200, None).prefill_tokens(0, 0) == 200
-    with pytest.raises(ConfigError, match=r"crowded\) must be 1 or more, got 0"):
-        StepTotal(alone=1, mixed=1, crowded=0, row_profiles=())
+    assert budget.limited(100, None).prefill_tokens(0, 7) == 100
+    with pytest.raises(ConfigError, match=r"mixed\) must be 1 or more, got 0"):
+        StepTotal(alone=((0, 1),), mixed=((0, 0),), row_profiles=())
+    for levels in ((), ((1, 5),), ((0, 5), (3, 9), (2, 7))):
+        with pytest.raises(ConfigError, match="levels of alone must begin with 0"):
+            StepTotal(alone=levels, mixed=((0, 1),), row_profiles=())

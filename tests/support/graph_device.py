@@ -40,7 +40,7 @@ class GraphDevice:
         kv_share=0.5,
         kv_limit=1 << 24,
         fixed_memory=0,
-        budget=StepTotal(alone=64, mixed=24, crowded=32, row_profiles=(4, 16)),
+        budget=StepTotal(alone=((0, 64),), mixed=((0, 24), (2, 32)), row_profiles=(4, 16)),
         in_flight=2,
     )
 

@@ -14,7 +14,7 @@ class StepView:
     padding tiles count 0, padding samples slot -1 (and row 0).
 
     ``tokens [slots, L]`` and ``block_tables [slots, W]`` are the device rows. The first ``decode_rows`` token rows
-    compute one token each; ``tiles [NT, 4]`` (slot, first token row, first position, count) cover the others.
+    compute one token each; ``tiles [NT, 5]`` (see `gpu_config.make_tiles`) cover the others.
     ``patches [P, 3]`` (slot, index, block) are blocks that the step appends to tables. ``identity``: the samples are
     the token rows, in order. ``pdl``: kernels may begin before those ahead of them have ended.
     """

@@ -59,35 +59,47 @@ class TokenCap(msgspec.Struct, frozen=True):
         return TokenCap(alone, self.mixed, self.per_row) if mixed is None else TokenCap(alone, mixed)
 
 
+Levels = tuple[tuple[int, int], ...]
+"""Pairs of (waiting requests, token rows): from so many on, a step has so many. The first pair begins with 0."""
+
+
 class StepTotal(msgspec.Struct, frozen=True):
     """For a device whose steps come in few sizes, and which computes some of them far better than their neighbours:
-    decode rows, padded to the next of ``row_profiles``, and prompt tokens fill a step of ``mixed`` token rows, or of
-    ``crowded`` ones while more than one request waits (a longer gap for all who decode, but a queue that drains
-    sooner). Prompts get at least half. Without decode rows a step has ``alone`` tokens."""
+    decode rows, padded to the next of ``row_profiles``, and prompt tokens together fill a step of as many token rows
+    as ``mixed`` says; prompts get at least half. The more wait, the larger: longer gaps for all who decode, but a queue
+    that drains sooner. Without decode rows a step has as many tokens as ``alone`` says."""
 
-    alone: int
-    mixed: int
-    crowded: int
+    alone: Levels
+    mixed: Levels
     row_profiles: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for name in ("alone", "mixed", "crowded"):
-            _check_cap(name, getattr(self, name))
+        for name in ("alone", "mixed"):
+            levels: Levels = getattr(self, name)
+            if not levels or levels[0][0] != 0 or [waiting for waiting, _ in levels] != sorted({w for w, _ in levels}):
+                raise ConfigError(f"the levels of {name} must begin with 0 waiting requests and rise, got {levels}")
+            for _, tokens in levels:
+                _check_cap(name, tokens)
 
     def prefill_tokens(self, decode_rows: int, waiting: int) -> int:
         if not decode_rows:
-            return self.alone
-        total = self.crowded if waiting > 1 else self.mixed
+            return _level(self.alone, waiting)
+        total = _level(self.mixed, waiting)
         padded = next((rows for rows in self.row_profiles if rows >= decode_rows), decode_rows)
         return max(total - padded, total // 2)
 
     @property
     def most(self) -> int:
-        return max(self.alone, self.mixed, self.crowded)
+        return max(tokens for levels in (self.alone, self.mixed) for _, tokens in levels)
 
     def limited(self, alone: int | None, mixed: int | None) -> Budget:
-        alone = self.alone if alone is None else alone
-        return msgspec.structs.replace(self, alone=alone) if mixed is None else TokenCap(alone, mixed)
+        if mixed is not None:
+            return TokenCap(_level(self.alone, 0) if alone is None else alone, mixed)
+        return self if alone is None else msgspec.structs.replace(self, alone=((0, alone),))
+
+
+def _level(levels: Levels, waiting: int) -> int:
+    return next(tokens for least, tokens in reversed(levels) if waiting >= least)
 
 
 def _check_cap(name: str, value: int) -> None:

@@ -6,7 +6,8 @@
    running set) before any row of the plan exists; then the same for a waiting request of a better class;
 2. decode rows, all of them;
 3. running prefills and admissions, as far as budget, slots and KV allow (`PrefillShares`, `WaitingQueue`);
-4. blocks that the step fills are registered for reuse.
+4. blocks that the step fills are registered for reuse, but only when the scheduler is asked for anything else: their
+   hashes would be part of every first token.
 
 Counts move at planning, tokens arrive in `complete`. So `plan` may be called again before the step before was
 completed; results come back in the order of the plans.
@@ -43,6 +44,7 @@ class Scheduler:
         self._queue = WaitingQueue()
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._retired: list[int] = []
+        self._filled: list[Request] = []  # with blocks that the last plan fills
         self._in_flight: deque[int] = deque()
         self._next_arrival = 0
         self._next_step = 0
@@ -110,6 +112,7 @@ class Scheduler:
     def abort(self, request_id: int) -> Request | None:
         """End a request at once and free all that it holds; None when it is not live. Its results in flight will be
         dropped."""
+        self._register_filled()
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, "abort")
@@ -120,6 +123,7 @@ class Scheduler:
 
     def plan(self) -> PlannedStep | None:
         """The next step, None when nothing can be computed now. See `PlannedStep` for what must be done with it."""
+        self._register_filled()
         decodes, prefills = self._wanting()
         crowded = self._make_room(decodes)
         if crowded or self._preempt_for_class(prefills):
@@ -137,9 +141,14 @@ class Scheduler:
         self._retired = []
         self._in_flight.append(self._next_step)
         self._next_step += 1
-        for request in step.prefilled:
-            self.kv.commit(request)
+        self._filled = step.prefilled
         return planned
+
+    def _register_filled(self) -> None:
+        """Before anything may look for the blocks of the last plan, or give them back."""
+        filled, self._filled = self._filled, []
+        for request in filled:
+            self.kv.commit(request)
 
     def _wanting(self) -> tuple[list[Request], list[Request]]:
         """Running requests that want one token, and those that want more; what is planned to the end wants none."""
@@ -336,6 +345,7 @@ class Scheduler:
 
         Raises `RuntimeError` when the result is not that step's: the rows' state would be wrong from there on.
         """
+        self._register_filled()
         plan = planned.plan
         if not self._in_flight or not plan.step_id == result.step_id == self._in_flight[0]:
             raise RuntimeError(

@@ -3,7 +3,7 @@
 The device buffer is one int32 array. For a given `StepShape` its parts lie at fixed offsets, so that a graph captured
 for the shape always reads the same memory::
 
-    slots[T] | positions[T] | patches[P, 3] | tiles[NT, 4] | sample rows[R] | sample slots[R] | positions[R]
+    slots[T] | positions[T] | patches[P, 3] | tiles[NT, 5] | sample rows[R] | sample slots[R] | positions[R]
 
 ``patches`` are ``(slot, index, block)``: blocks appended to the tables of rows that are running.
 """
@@ -19,12 +19,11 @@ from torch import Tensor
 
 from firsttoken.core.plan import RowWork, StepPlan
 from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
-from firsttoken.kernels.paged_attention.gpu_config import make_tiles
+from firsttoken.kernels.paged_attention.gpu_config import TILE_WORDS, make_tiles
 from firsttoken.kernels.step_io import begin_step
 from firsttoken.models.step_view import StepView
 
 PATCH_WORDS = 3
-TILE_WORDS = 4
 # Shapes whose views are kept; the oldest gives way.
 MOST_PREPARED = 256
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig, decode_config, prefill_config
+from firsttoken.kernels.paged_attention.gpu_config import (
+    BalancedConfig,
+    DecodeConfig,
+    decode_config,
+    prefill_config,
+)
 from firsttoken.kernels.paged_attention.params import AttentionParams, AttentionSpec
 from firsttoken.kernels.paged_attention.pool import KVPool
 from firsttoken.kernels.paged_attention.triton_decode import DecodeWorkspace, decode
@@ -17,7 +21,7 @@ from firsttoken.kernels.paged_attention.triton_prefill import prefill
 from firsttoken.kernels.paged_attention.triton_write import write_kv
 from firsttoken.kernels.rope import RopeTable
 
-ChooseDecode = Callable[[int, int, int, int, int], DecodeConfig]
+ChooseDecode = Callable[[int, int, int, int, int], DecodeConfig | BalancedConfig]
 """The config for (rows, KV heads, head size, longest context, multiprocessors)."""
 
 
@@ -61,7 +65,7 @@ class GPUAttention:
         self._sms = sms
         # The rope table itself is kept beside what is made of it, so that its id stays its own.
         self._tables: dict[int, tuple[RopeTable, Tensor]] = {}
-        self._configs: dict[int, DecodeConfig] = {}
+        self._configs: dict[int, DecodeConfig | BalancedConfig] = {}
         f = pool.format
         self.prefill_config = prefill_config(f.head_dim)
         self.tile_rows = self.prefill_config.tile_tokens
@@ -108,6 +112,8 @@ class GPUAttention:
     def _chunks(self, step: Rows, layer: AttentionParams, qkv: Tensor, out: Tensor) -> None:
         """Rows from ``decode_rows`` on; ``qkv`` and ``out`` hold all rows, and tiles count from their first."""
         spec, first = layer.spec, step.decode_rows
+        # What the hardware copies is whole heads of a power of two, as they are stored.
+        fresh = not spec.head_dim & (spec.head_dim - 1) and qkv.dtype == self._pool.storage.dtype
         q = qkv[:, : spec.num_heads * spec.head_dim]
         write_kv(
             qkv[first:],
@@ -120,6 +126,7 @@ class GPUAttention:
             num_heads=spec.num_heads,
             cos_sin=self._table(spec),
             qk_norm=_norm(layer),
+            keep_k=fresh,
         )
         prefill(
             q,
@@ -134,6 +141,7 @@ class GPUAttention:
             slopes=spec.alibi_slopes,
             window=layer.window,
             softcap=spec.softcap,
+            fresh=qkv if fresh else None,
         )
 
     def _table(self, spec: AttentionSpec) -> Tensor | None:
@@ -153,7 +161,7 @@ class GPUAttention:
             return torch.empty((self._max_position, len(rope.inv_freq), 2), dtype=torch.float32, device=device)
         return torch.view_as_real(rope.rotation(torch.arange(self._max_position, device=device))).contiguous()
 
-    def _config(self, rows: int) -> DecodeConfig:
+    def _config(self, rows: int) -> DecodeConfig | BalancedConfig:
         config = self._configs.get(rows)
         if config is None:
             f = self._pool.format
@@ -164,10 +172,8 @@ class GPUAttention:
     def _make_workspace(self, max_rows: int) -> DecodeWorkspace:
         """Room for whatever number of rows needs most. All configs share it: at rest it looks the same to each."""
         f, device = self._pool.format, self._pool.storage.device
-        splits = max(rows * self._config(rows).splits for rows in range(1, max_rows + 1))
-        widest = DecodeConfig(splits=1 << (splits - 1).bit_length())
-        workspace = DecodeWorkspace.allocate(widest, 1, self._num_heads, f.kv_heads, f.head_dim, device)
-        return replace(workspace, arrived=torch.zeros(max_rows * f.kv_heads, dtype=torch.int32, device=device))
+        cells = max(self._config(rows).cells(rows) for rows in range(1, max_rows + 1))
+        return DecodeWorkspace.allocate(cells, max_rows, self._num_heads, f.kv_heads, f.head_dim, device)
 
 
 def _norm(layer: AttentionParams) -> tuple[Tensor, Tensor, float] | None:

@@ -88,10 +88,10 @@ def attend(
 
 
 def tile_rows(tiles: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Slots and positions ``[rows]`` int32 that ``tiles [NT, 4]`` name; -1 for rows in none of them."""
+    """Slots and positions ``[rows]`` int32 that ``tiles [NT, 5]`` name; -1 for rows in none of them."""
     slots = torch.zeros(rows, dtype=torch.int32, device=tiles.device)
     positions = torch.full((rows,), -1, dtype=torch.int32, device=tiles.device)
-    for slot, row, position, count in tiles.tolist():
+    for slot, row, position, count, _ in tiles.tolist():
         slots[row : row + count] = slot
         positions[row : row + count] = torch.arange(position, position + count, device=tiles.device)
     return slots, positions

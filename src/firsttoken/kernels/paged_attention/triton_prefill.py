@@ -3,6 +3,9 @@
 One program a (tile of query tokens, query head); with ``pack`` > 1 the heads of a group share the tile. Keys come in
 tiles of whole pages; only tiles that some row sees in part are masked. The host lists tiles longest first, so that the
 last programs to start are short.
+
+K and V that a chunk has just brought are read from its own rows of the step's QKV, a tile in one copy by the hardware;
+those before it come from the pages, row by row.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from firsttoken.kernels.launch import launch, next_power_of_two
-from firsttoken.kernels.paged_attention.gpu_config import PrefillConfig
+from firsttoken.kernels.paged_attention.gpu_config import TILE_WORDS, PrefillConfig
 from firsttoken.kernels.paged_attention.triton import (
     LOG2E,
     compute_type,
@@ -44,14 +47,12 @@ def prefill(
     """Attend from chunks of tokens whose K and V are in the cache already (`triton_write.write_kv`).
 
     ``q [T, Hq * D]`` normalised and rotated (row stride free), ``kv [blocks, layers, 2, Hkv, 16, D]`` contiguous,
-    ``block_tables`` int32 ``[slots, W]``. ``tiles`` int32 ``[NT, 4]`` of (slot, first token row, first position,
-    tokens), as `make_tiles` cuts them by ``config.tile_tokens``; a tile of 0 tokens is padding. Each query sees
-    positions 0 to its own. Rows of ``out [T, Hq * D]`` in no tile are left alone. ``slopes``, ``window`` and
-    ``softcap`` as for `triton_decode.decode`.
+    ``block_tables`` int32 ``[slots, W]``. ``tiles`` int32 ``[NT, 5]``, as `make_tiles` cuts them by
+    ``config.tile_tokens``; a tile of 0 tokens is padding. Each query sees positions 0 to its own. Rows of
+    ``out [T, Hq * D]`` in no tile are left alone. ``slopes``, ``window`` and ``softcap`` as for `triton_decode.decode`.
 
-    ``fresh`` may be the QKV rows ``[T, (Hq + 2 Hkv) * D]`` with rotated k (``keep_k``) when every chunk of ``tiles``
-    starts at position 0: full tiles are then read from there, in one copy each. Raises ValueError for shapes that do
-    not fit.
+    ``fresh`` may be the QKV rows ``[T, (Hq + 2 Hkv) * D]`` of the same step, with rotated k (``keep_k``): full tiles of
+    a chunk's own keys are then read from there. Raises ValueError for shapes that do not fit.
     """
     kv_heads, head_dim = kv.shape[3], kv.shape[5]
     group = num_heads // kv_heads
@@ -89,6 +90,7 @@ def prefill(
         KV_FORMAT=kv_format_of(kv),
         COMPUTE=compute_type(kv),
         FRESH=fresh is not None,
+        WORDS=TILE_WORDS,
         STAGES=config.stages,
         pdl=pdl,
         num_warps=config.warps,
@@ -119,8 +121,8 @@ def _check(
     for name, tensor in (("q", q), ("out", out)):
         if tensor.dim() != 2 or tensor.shape[1] != columns or tensor.stride(1) != 1:
             raise ValueError(f"{name} must be [T, {columns}] with contiguous rows, got {tuple(tensor.shape)}")
-    if tiles.dim() != 2 or tiles.shape[1] != 4 or not tiles.is_contiguous():
-        raise ValueError(f"tiles must be contiguous [NT, 4], got {tuple(tiles.shape)}")
+    if tiles.dim() != 2 or tiles.shape[1] != TILE_WORDS or not tiles.is_contiguous():
+        raise ValueError(f"tiles must be contiguous [NT, {TILE_WORDS}], got {tuple(tiles.shape)}")
     if window is not None and window < 1:
         raise ValueError(f"a window must hold at least the token itself, got {window}")
     if fresh is None:
@@ -161,6 +163,7 @@ def _prefill_kernel(
     KV_FORMAT: tl.constexpr,
     COMPUTE: tl.constexpr,
     FRESH: tl.constexpr,
+    WORDS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -168,7 +171,7 @@ def _prefill_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    what = tiles + tl.program_id(1) * 4
+    what = tiles + tl.program_id(1) * WORDS
     slot = tl.load(what)
     first_row = tl.load(what + 1)
     first_position = tl.load(what + 2)
@@ -206,11 +209,18 @@ def _prefill_kernel(
             top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, True, False, STAGES,
         )  # fmt: skip
         begin = tl.maximum(begin, inner)
+    # Of those that all rows see, the chunk's own come from its QKV rows.
+    own = tl.minimum(tl.maximum(tl.cdiv(tl.load(what + 4), BN) * BN, begin), full) if FRESH else full
     top, total, acc = _attend_range(
-        q, tile, table, fresh, first_row - first_position, (KV_HEADS * GROUP + kv_head) * D, begin, full, low, end,
-        position, slope, block_stride, scale, softcap,
-        top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, False, FRESH, STAGES,
+        q, tile, table, fresh, 0, 0, begin, own, low, end, position, slope, block_stride, scale, softcap,
+        top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, False, False, STAGES,
     )  # fmt: skip
+    if FRESH:
+        top, total, acc = _attend_range(
+            q, tile, table, fresh, first_row - first_position, (KV_HEADS * GROUP + kv_head) * D, own, full, low, end,
+            position, slope, block_stride, scale, softcap, top, total, acc,
+            KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, False, True, STAGES,
+        )  # fmt: skip
     top, total, acc = _attend_range(
         q, tile, table, fresh, 0, 0, tl.maximum(begin, full), end, low, end,
         position, slope, block_stride, scale, softcap,
