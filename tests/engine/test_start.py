@@ -167,6 +167,17 @@ def test_the_process_began_before_now():
     assert 0 <= age_s < 24 * 3600
 
 
+def test_an_engine_on_the_cpu_imports_little_beside_torch():
+    code = (
+        "import sys, torch; before = set(sys.modules)\n"
+        "import firsttoken.engine.run, firsttoken.executor.torch_executor, firsttoken.transport.socket_channel\n"
+        "tops = {name.partition('.')[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names\n"
+        "sys.exit(repr(sorted(tops - {'firsttoken', 'msgspec', 'numpy', 'safetensors'})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.strip() == "[]"
+
+
 def test_the_collector_rests_while_the_process_imports():
     code = """
 import gc, sys, types
