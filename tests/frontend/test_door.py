@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
 import pytest
 
 from firsttoken.checkpoint.model_config import GenerationConfig
@@ -56,6 +57,15 @@ def test_a_wrong_request_is_refused_with_its_field(prompt, params, param, says):
     with pytest.raises(InvalidRequest, match=says) as caught:
         door().admit(prompt, SamplingParams(**params))
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("length", [1, 1024, 1025, 4000])
+def test_an_unknown_token_is_found_in_prompts_of_any_length(length):
+    info = msgspec.structs.replace(INFO, max_model_len=4096)
+    admission = Admission(info, GenerationConfig(), has_tokenizer=True)
+    assert admission.admit(ids(*[99] * length), SamplingParams())
+    with pytest.raises(InvalidRequest, match="100 is outside"):
+        admission.admit(ids(*[99] * (length - 1), 100), SamplingParams())
 
 
 def test_salt_and_priority_must_be_sendable():
