@@ -21,7 +21,8 @@ from firsttoken.transport.messages import ENCODER, FROM_ENGINE, TO_ENGINE, FromE
 if TYPE_CHECKING:
     import asyncio
 
-_READ_BYTES = 1 << 20
+# More than a step says. For a buffer of megabytes the allocator would ask the system at each read.
+_READ_BYTES = 1 << 16
 
 
 class SocketEngineEnd:
