@@ -19,6 +19,7 @@ from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.kernels.paged_attention.gpu_config import BalancedConfig, DecodeConfig, decode_config
 from firsttoken.kernels.paged_attention.triton_decode import DecodeWorkspace
 from firsttoken.kernels.tuning import linear_config
+from firsttoken.models.fused import FusedLayer
 from firsttoken.models.load_fused import Limits, load_fused
 from firsttoken.models.step_view import StepView
 
@@ -143,9 +144,13 @@ class DecodeStep:
         model.attention = cast(GPUAttention, NoAttention(heads))
         times["attention"] = self.replay_ms(lambda: model.forward(view))
         model.attention = attention
+        layers = model.layers
+        model.layers = [_without_rotation(layer) for layer in layers]
+        times["rotation"] = self.replay_ms(lambda: model.forward(view))
+        model.layers = layers
         hidden_only = replace(view, sample_rows=view.sample_rows[:0])
         times["head"] = self.replay_ms(lambda: model.forward(hidden_only))
-        layers, model.layers = model.layers, model.layers[:1]
+        model.layers = layers[:1]
         times["all layers but one"] = self.replay_ms(lambda: model.forward(view))
         model.layers = layers
         return times
@@ -173,3 +178,8 @@ class DecodeStep:
                 end.synchronize()
                 times.append(start.elapsed_time(end))
         return statistics.median(times)
+
+
+def _without_rotation(layer: FusedLayer) -> FusedLayer:
+    attention = layer.attention
+    return replace(layer, attention=replace(attention, spec=replace(attention.spec, rope=None)))
