@@ -124,9 +124,6 @@ def odd_products(quick: bool) -> Iterator[tuple[OpKind, int, int, int, LinearCon
     shapes = [(90, 168), (960, 576)] if quick else [(90, 168), (256, 1000), (960, 576), (576, 1536), (3072, 2048)]
     for kind, (n, k), rows in product(OP_KINDS, shapes, (1, 2, 3, 8, 9, 16, 17, 32, 33, 64)):
         yield kind, rows, n, k, default_config(kind, n, k, rows)
-    for kind, (n, k) in product(OP_KINDS, [(48, 256), (960, 768), (4096, 14336), (5120, 2048)]):
-        yield kind, 1, n, k, LinearConfig("ring", 16, 256, 8, 6, programs=132)
-        yield kind, 1, n, k, LinearConfig("ring", 16, 256, 4, 3, programs=7)
     for kind, (n, k) in product(OP_KINDS, [(1000, 1024), (90, 168)]):
         yield kind, 1, n, k, LinearConfig("fma", 16, 128, 4, 4)
         yield kind, 5, n, k, LinearConfig("dot", 32, 32, 4, 3, block_m=8, split_k=3, prefetch=True)

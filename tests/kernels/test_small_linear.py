@@ -90,21 +90,6 @@ def test_one_row(kind: OpKind, n: int, k: int, stages: int) -> None:
     Case(kind, 1, n, k, config, parts=3, bias=True, prepare=kind == "residual").check()
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter cannot run Gluon")
-@pytest.mark.parametrize("kind", ["plain", "residual", "gated", "head"])
-@pytest.mark.parametrize(("n", "k"), [(48, 256), (960, 768), (5120, 2048)])
-@pytest.mark.parametrize("programs", [2, 132])
-def test_one_row_by_the_ring(kind: OpKind, n: int, k: int, programs: int) -> None:
-    config = LinearConfig("ring", 16, 256, 8, 4, programs=programs)
-    Case(kind, 1, n, k, config, parts=3, bias=True, prepare=kind == "residual").check()
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="only the interpreter refuses")
-def test_the_interpreter_refuses_the_ring() -> None:
-    with pytest.raises(ConfigError, match="written in Gluon"):
-        Case("plain", 1, 16, 256, LinearConfig("ring", 16, 256, 8, 4, programs=1)).run()
-
-
 @pytest.mark.parametrize("kind", ["plain", "residual", "gated", "head"])
 @pytest.mark.parametrize(
     ("rows", "n", "k", "config"),

@@ -112,13 +112,6 @@ def test_rows_beyond_the_buckets_are_refused(rows: int) -> None:
         (LinearConfig("dot", 256, 64, 4, 2, block_m=64), "sums of 256 x 64 do not fit the registers of 4 warps"),
         (LinearConfig("dot", 16, 64, 4, 2, block_m=8, split_k=3), "leaves parts without any of the 4 blocks"),
         (LinearConfig("fma", 1, 64, 4, 0), "pairs of rows"),
-        (LinearConfig("fma", 4, 64, 4, 0, programs=132), "programs is a setting of the ring kernel"),
-        (LinearConfig("ring", 16, 256, 8, 4), "which needs at least 1"),
-        (LinearConfig("ring", 16, 256, 8, 2, programs=132), "stages must be at least 3"),
-        (LinearConfig("ring", 64, 256, 8, 4, programs=132), "block_n must divide n"),
-        (LinearConfig("ring", 16, 512, 8, 4, programs=132), "block_k must divide k"),
-        (LinearConfig("ring", 8, 256, 8, 4, programs=132), "block_n must be at least 2 for each warp"),
-        (LinearConfig("ring", 32, 256, 8, 16, programs=132), "bytes of shared memory"),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(config: LinearConfig, problem: str) -> None:

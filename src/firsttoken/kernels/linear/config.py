@@ -25,9 +25,6 @@ _FMA_ELEMENTS_PER_WARP = 2048
 _DOT_ELEMENTS_PER_WARP = 8192
 # Half of a warp's sums at most, so that the epilogue has as many words again.
 _DOT_SUMS_PER_WARP = 2048
-_RING_ELEMENTS_PER_WARP = 2048
-# A warp reads 32 times 16 bytes of one row.
-_RING_LEAST_BLOCK_K = 256
 
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 
@@ -35,14 +32,13 @@ _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 class LinearConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How one product is computed.
 
-    ``kernel`` is ``fma`` (one row, CUDA cores), ``ring`` (the same by ``programs`` resident programs with a ring of
-    weights in shared memory) or ``dot`` (2 to 64 rows, tensor cores). A program owns ``block_n`` columns of the result
-    at a time and takes ``block_k`` of K at a time. ``stages`` is the depth of asynchronous copies; for ``fma`` 0 means
-    a double buffer in registers. ``dot`` alone has ``block_m`` (8 to 64 rows), ``split_k`` (programs that share a
-    tile's K) and ``prefetch`` (the first weights are in registers before the wait).
+    ``kernel`` is ``fma`` (one row, CUDA cores) or ``dot`` (2 to 64 rows, tensor cores). A program owns ``block_n``
+    columns of the result and takes ``block_k`` of K at a time. ``stages`` is the depth of asynchronous copies; for
+    ``fma`` 0 means a double buffer in registers. ``dot`` alone has ``block_m`` (8 to 64 rows), ``split_k`` (programs
+    that share a tile's K) and ``prefetch`` (the first weights are in registers before the wait).
     """
 
-    kernel: Literal["fma", "ring", "dot"]
+    kernel: Literal["fma", "dot"]
     block_n: Annotated[int, msgspec.Meta(ge=1, le=256)]
     block_k: Annotated[int, msgspec.Meta(ge=16, le=8192)]
     warps: Literal[1, 2, 4, 8, 16]
@@ -50,22 +46,18 @@ class LinearConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     block_m: BlockM = 1
     split_k: Annotated[int, msgspec.Meta(ge=1, le=32)] = 1
     prefetch: bool = False
-    programs: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
 
     def tiles(self, n: int) -> int:
         """Programs that divide the ``n`` columns: so many partial sums of squares or best candidates a row are
         written."""
-        tiles = -(-n // self.block_n)
-        return min(self.programs, tiles) if self.kernel == "ring" else tiles
+        return -(-n // self.block_n)
 
     def workspace_floats(self, n: int) -> int:
         """float32 values that the parts of K leave for each other; 0 without a split."""
         return self.tiles(n) * self.split_k * self.block_n * self.block_m if self.split_k > 1 else 0
 
-    def shared_bytes(self, k: int) -> int:
-        """Shared memory of the tiles in flight, and of x where the kernel keeps it there."""
-        if self.kernel == "ring":
-            return 2 * (self.stages * self.block_n * self.block_k + _power_of_two(k))
+    def shared_bytes(self) -> int:
+        """Shared memory of the tiles in flight."""
         rows = self.block_n + (self.block_m if self.kernel == "dot" else 1)
         # A prefetched tile comes from registers, and wide tensor instructions want it in shared memory too.
         tiles = (self.stages if self.stages > 1 else 0) + (1 if self.prefetch and self.block_m >= 16 else 0)
@@ -81,30 +73,16 @@ class LinearConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             return "block_n and block_k must be powers of two"
         if kind == "gated" and self.block_n < 2:
             return "a gated product needs pairs of rows, so block_n must be at least 2"
-        if (needed := self.shared_bytes(k)) > _SHARED_BYTES:
+        if (needed := self.shared_bytes()) > _SHARED_BYTES:
             return f"its {self.stages} stages need {needed} bytes of shared memory of {_SHARED_BYTES}"
         if self.kernel != "dot" and (self.block_m != 1 or self.split_k != 1 or self.prefetch):
             return "block_m, split_k and prefetch are settings of the dot kernel"
-        if (self.kernel == "ring") != (self.programs > 0):
-            return "programs is a setting of the ring kernel, which needs at least 1"
         # A tile that holds the whole of K has no second one beside it.
         fma = _FMA_ELEMENTS_PER_WARP * (2 if k <= self.block_k else 1)
-        limits = {"fma": fma, "ring": _RING_ELEMENTS_PER_WARP, "dot": _DOT_ELEMENTS_PER_WARP}
-        if self.block_n * self.block_k > limits[self.kernel] * self.warps:
+        limit = _DOT_ELEMENTS_PER_WARP if self.kernel == "dot" else fma
+        if self.block_n * self.block_k > limit * self.warps:
             return f"a tile of {self.block_n * self.block_k} elements does not fit the registers of {self.warps} warps"
-        if self.kernel == "ring":
-            return self._ring_problem(kind, n, k)
         return self._dot_problem(k) if self.kernel == "dot" else None
-
-    def _ring_problem(self, kind: OpKind, n: int, k: int) -> str | None:
-        if self.stages < 3:
-            return "stages must be at least 3"
-        if self.block_k < _RING_LEAST_BLOCK_K or n % self.block_n or k % self.block_k:
-            return f"block_n must divide n, and block_k must divide k and be at least {_RING_LEAST_BLOCK_K}"
-        rows_of_a_warp = 2 if kind == "gated" else 1
-        if self.block_n < rows_of_a_warp * self.warps:
-            return f"block_n must be at least {rows_of_a_warp} for each warp"
-        return None
 
     def _dot_problem(self, k: int) -> str | None:
         if self.block_m == 1:

@@ -94,9 +94,6 @@ def small_linear(
     tile = {"BN": config.block_n, "BK": config.block_k, "STAGES": config.stages, "KIND": kind}
     options: dict[str, Any] = {**sizes, **tile, "num_warps": config.warps}
     tiles = config.tiles(n)
-    if config.kernel == "ring":
-        _launch_ring(k, tensors, (eps, inverse_width), (tiles,), pdl, options)
-        return
     if config.kernel == "fma":
         launch(fma_linear, (tiles,), *tensors, eps, inverse_width, pdl=pdl, **options)
         return
@@ -112,23 +109,6 @@ def small_linear(
         PREFETCH=config.prefetch,
         UPCAST=interpreted(),
     )
-
-
-def _launch_ring(
-    k: int,
-    tensors: tuple[Tensor | None, ...],
-    numbers: tuple[float | None, float | None],
-    grid: tuple[int],
-    pdl: bool,
-    options: dict[str, Any],
-) -> None:
-    if interpreted():
-        raise ConfigError("the ring kernel is written in Gluon, which Triton's interpreter cannot run: use fma")
-    from firsttoken.kernels.linear.gluon import ring_linear
-
-    x, *others = tensors
-    assert x is not None
-    launch(ring_linear, grid, x, *others, *numbers, pdl=pdl, KP=1 << (k - 1).bit_length(), **options)
 
 
 def _check_rows(config: LinearConfig, rows: int) -> None:

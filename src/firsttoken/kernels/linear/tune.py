@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import zip_longest
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.kernels.linear.config import BUCKET_ROWS, BlockM, LinearConfig, OpKind, default_config, row_bucket
@@ -14,12 +13,6 @@ _FMA = (
     (4, 2048, 4, 0), (16, 1024, 8, 0), (2, 2048, 4, 0), (2, 1024, 2, 0), (8, 256, 4, 0), (16, 256, 4, 0),
     (2, 4096, 4, 0), (4, 4096, 8, 0), (4, 4096, 4, 0), (2, 4096, 8, 0), (2, 2048, 2, 0),
     (16, 512, 4, 3), (16, 512, 8, 4), (8, 512, 4, 4), (16, 256, 4, 5), (8, 256, 4, 6), (4, 512, 2, 4),
-)  # fmt: skip
-# (block_n, block_k, warps, stages, programs): for 132 multiprocessors, most in half of their shared memory or less.
-_RING = (
-    (16, 512, 8, 6, 132), (16, 256, 8, 12, 132), (8, 512, 4, 12, 132), (8, 1024, 8, 6, 132), (16, 256, 8, 6, 264),
-    (8, 512, 4, 6, 264), (8, 256, 4, 16, 132), (32, 256, 8, 6, 132), (8, 256, 8, 20, 132), (4, 512, 4, 10, 264),
-    (16, 512, 8, 5, 132), (16, 256, 8, 10, 132), (16, 512, 16, 6, 132), (16, 512, 8, 10, 132),
 )  # fmt: skip
 # (block_n, block_k, warps, stages, split_k)
 _DOT = (
@@ -59,14 +52,10 @@ def candidates(kind: OpKind, n: int, k: int, rows: int) -> list[LinearConfig]:
 
 
 def _one_row(k: int) -> Iterator[LinearConfig]:
-    """Both kernels' configs in turns, so that the first few are of both."""
-    for fma, ring in zip_longest(_FMA, _RING):
+    for fma in _FMA:
         # A block that is not longer than the row, or the one that just holds it.
-        if fma is not None and fma[1] < 2 * k:
-            yield LinearConfig("fma", *fma)
-        if ring is not None:
-            block_n, block_k, warps, stages, programs = ring
-            yield LinearConfig("ring", block_n, block_k, warps, stages, programs=programs)  # type: ignore[arg-type]
+        if fma[1] < 2 * k:
+            yield LinearConfig("fma", *fma)  # type: ignore[arg-type]
     yield LinearConfig("fma", 4, 64, 1, 0)
     yield LinearConfig("fma", 8, 64, 2, 4)
 
@@ -91,8 +80,6 @@ def _worth_it(config: LinearConfig, kind: OpKind, n: int, k: int) -> bool:
     except ConfigError:
         return False
     programs = config.tiles(n) * config.split_k
-    if config.kernel == "ring" and 2 * programs < config.programs:
-        return False
     if config.block_m > 16 and config.split_k > 1 and config.tiles(n) >= _ENOUGH_TILES:
         return False
     few = programs < min(_MIN_PROGRAMS, -(-n // (16 if config.block_m <= 16 else 32)))
