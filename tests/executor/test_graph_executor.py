@@ -234,6 +234,30 @@ def test_a_captured_step_is_the_same_step(rows):
     assert histories[0] == histories[1]
 
 
+def test_a_captured_mixed_step_is_the_same_step():
+    """On a GPU its decode rows and its chunk attend beside each other."""
+    checkpoint = make_weights("LlamaForCausalLM")
+    eager, captured = Driver(make_executor(checkpoint)), Driver(make_executor(checkpoint))
+    captured.executor.capture(captured.executor.table.shape(2, [20], 1), GREEDY)
+    histories = []
+    for driver in (eager, captured):
+        batch = []
+        for slot in range(2):
+            row, start = driver.start(slot, prompt(7 + slot, slot))
+            row.tokens += driver.step([RowWork(slot, 0, len(row.tokens), True)], [start])
+            batch.append(row)
+        late, start = driver.start(2, prompt(40, 9))
+        for begin in (0, 20):
+            work = [RowWork(row.slot, len(row.tokens) - 1, 1, True) for row in batch]
+            tokens = driver.step([*work, RowWork(2, begin, 20, begin == 20)], [] if begin else [start])
+            for row, token in zip([*batch, late], tokens, strict=False):
+                row.tokens.append(token)
+        driver.decode([*batch, late])
+        histories.append([row.tokens for row in (*batch, late)])
+    assert captured.captured[2:4] == [True, True]
+    assert histories[0] == histories[1]
+
+
 def test_idle_moments_capture_the_smallest_shapes_first_and_end(monkeypatch):
     executor = make_executor(make_weights("LlamaForCausalLM"))
     loaded = []
