@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 import torch
@@ -23,14 +24,14 @@ from firsttoken.executor.graphs.runtime import HostRuntime
 from firsttoken.kernels.launch import settle_hash
 from firsttoken.kernels.paged_attention import KVPool
 from firsttoken.kernels.sample import triton, triton_edits, triton_search
-from firsttoken.kernels.step_io import begin_step, end_step, new_state
+from firsttoken.kernels.step_io import begin_step, end_step, new_state, start_rows
 from firsttoken.models.load_fused import load_fused
 from tests.executor.test_ahead import make_order
 from tests.executor.test_graph_executor import make_weights
 
 
-def asked_for(executor: GraphExecutor) -> set[tuple[str, str, str]]:
-    """The names of all kernels that steps launch, none of which is compiled or run."""
+def asked_for(executor: GraphExecutor, keys: Sequence[Key]) -> set[tuple[str, str, str]]:
+    """The names of all kernels that steps of these keys launch, none of which is compiled or run."""
     found: set[tuple[str, str, str]] = set()
 
     def note(*, key, fn, **_):
@@ -38,7 +39,7 @@ def asked_for(executor: GraphExecutor) -> set[tuple[str, str, str]]:
         return True
 
     knobs.runtime.jit_cache_hook = note
-    for key in all_keys(executor.table):
+    for key in keys:
         executor.rehearse(key)
     return found
 
@@ -55,10 +56,13 @@ def same() -> None:
     chosen = limits(config, order.gpu.name, order.gpu.sms)
     with torch.inference_mode():
         model = load_fused(checkpoint, KVPool(kv, config.kv_blocks), torch.device("cpu"), chosen)
-    real = asked_for(GraphExecutor(config, model, HostRuntime()))
-    ahead = asked_for(outline(order))
+    executor, sketch = GraphExecutor(config, model, HostRuntime()), outline(order)
+    real = asked_for(executor, all_keys(executor.table))
+    ahead = asked_for(sketch, all_keys(sketch.table))
     assert len(real) > 20
     assert real == ahead, f"missed {real - ahead}, needless {ahead - real}"
+    first = asked_for(sketch, all_keys(sketch.table)[:1])
+    assert "start_kernel" in {name for _, name, _ in first}, "a start waits for the first key's kernels"
     print("the same")
 
 
@@ -81,14 +85,16 @@ def hash_in_turn() -> None:
     print("one hash each")
 
 
-class Two:
-    """A step's first kernel and its last, which the interpreter does not run as they are."""
+class Few:
+    """What starts rows, and a step's first kernel and its last, which the interpreter does not run as they are."""
 
     def rehearse(self, key: Key) -> None:
         words = torch.empty(64, dtype=torch.int32, device="meta")
         ring = torch.empty((2, 64), dtype=torch.int32)
         state = new_state(torch.device("meta"))
-        begin_step(words, ring, state, words[32:35].view(1, 3), words.view(4, 16))
+        rows = words.view(4, 16)
+        start_rows(rows, rows, rows, ring[0], 3, 2, 5000)
+        begin_step(words, ring, state, words[32:35].view(1, 3), rows)
         end_step(words, ring, torch.empty((2, 2), dtype=torch.int64), state, pdl=True)
 
 
@@ -103,7 +109,7 @@ def main(what: str) -> None:
         same() if what == "same" else hash_in_turn()
         return
     key = all_keys(ShapeTable(4, 64, 64))[0]
-    workers = Workers(Sleeper() if what == "sleep" else Two(), [key, key], 2, 1)
+    workers = Workers(Sleeper() if what == "sleep" else Few(), [key, key], 2, 1)
     if what == "sleep":
         print(*workers._pids, flush=True)
         time.sleep(100)

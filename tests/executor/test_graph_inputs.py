@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -110,19 +112,37 @@ def test_padded_inputs_name_no_row():
 
 
 def test_rows_start_grow_and_start_again():
-    rows = StreamRows(slots=2, max_tokens=64, block_tokens=16, device=CPU)
-    staging = Staging(torch.zeros(8, dtype=torch.int32))
+    state = torch.zeros(2, 4, dtype=torch.int32)
+    rows = StreamRows(max_tokens=64, block_tokens=16, state=state)
+    staging = Staging(torch.zeros(20, dtype=torch.int32))
 
-    def start(tokens, blocks):
-        raw = np.array(tokens, dtype="<u4").tobytes()
-        rows.start(RowStart(1, 7, raw, len(tokens), SamplingParams(), 0, blocks), staging)
+    def start(*requests):
+        """Of slots, tokens and blocks; a slot's state is twice its number."""
+        starts = [
+            RowStart(slot, 7, np.array(tokens, dtype="<u4").tobytes(), 1, SamplingParams(), 0, blocks)
+            for slot, tokens, blocks in requests
+        ]
+        rows.start(starts, [np.full(2, 2.0 * slot) for slot, _, _ in requests], staging)
 
-    start([4, 5, 6], [9])
-    assert rows.tokens[1, :3].tolist() == [4, 5, 6]
+    start((1, [4, 5, 6], [9]))
+    assert rows.tokens[1, :4].tolist() == [4, 5, 6, 0]
+    assert state.view(torch.float64).tolist() == [[0, 0], [2, 2]]
     patches = rows.patches([RowBlocks(1, [3, 8])])
     assert patches == [(1, 1, 3), (1, 2, 8)]
     rows.append(patches, staging)
     assert rows.block_tables[1, :3].tolist() == [9, 3, 8]
-    start(list(range(20)), [1, 2])  # more than the staging area holds
-    assert rows.tokens[1, :20].tolist() == list(range(20))
+    start((1, list(range(20)), [1, 2]), (0, [2**32 - 1], [7]))  # more than the staging area holds
+    assert rows.tokens[:, :20].tolist() == [[-1] + [0] * 19, list(range(20))]
+    assert rows.block_tables[:, :2].tolist() == [[7, 0], [1, 2]]
     assert rows.patches([RowBlocks(1, [5])]) == [(1, 2, 5)]
+
+
+def test_what_does_not_fit_into_the_staging_area_is_kept_until_the_step_is_done():
+    """The device reads it later, and nobody else knows of that."""
+    staging = Staging(torch.zeros(8, dtype=torch.int32))
+    assert [staging.take(words).at for words in (3, 5)] == [0, 3]
+    fresh = weakref.ref(staging.take(1).pinned)
+    assert fresh() is not None
+    staging.reset()
+    assert fresh() is None
+    assert staging.take(8).at == 0

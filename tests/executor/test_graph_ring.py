@@ -19,10 +19,12 @@ from firsttoken.engine.build import warm_up
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs import inputs as inputs_module
 from firsttoken.executor.graphs import results as results_module
-from firsttoken.executor.graphs.executor import GREEDY, RING, GraphExecutor
+from firsttoken.executor.graphs import rows as rows_module
+from firsttoken.executor.graphs.executor import GREEDY, RANDOM, RING, GraphExecutor
 from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
 from firsttoken.executor.graphs.profiles import ShapeTable
 from firsttoken.executor.graphs.runtime import HostRuntime
+from firsttoken.kernels.sample.state import NUM_PROMPT, SEED_HIGH, SEED_LOW
 from firsttoken.kernels.step_io import PLACE, new_state, reference
 from firsttoken.models.step_view import StepView
 
@@ -100,6 +102,7 @@ class Runtime(HostRuntime):
 def no_kernels(monkeypatch) -> None:
     monkeypatch.setattr(inputs_module, "begin_step", reference.begin_step)
     monkeypatch.setattr(results_module, "end_step", reference.end_step)
+    monkeypatch.setattr(rows_module, "start_rows", reference.start_rows)
 
 
 @pytest.fixture
@@ -167,6 +170,39 @@ def test_a_captured_step_changes_neither_stream_nor_mode(made):
     assert (runtime.streams, runtime.entered) == (before, entered + 1)
     executor.submit(decode(2, slots=3)).result()
     assert runtime.streams > before
+
+
+def test_starts_are_one_launch_and_change_neither_stream_nor_mode(made, monkeypatch):
+    """What edits and log-probabilities need of torch's own work does; so do others' starts beside them."""
+    executor, _, runtime = made
+    executor.capture(executor.table.shape(0, [5, 7], 2), RANDOM)
+    launches = []
+
+    def launch(*args: object) -> None:
+        launches.append(args)
+        reference.start_rows(*args)
+
+    monkeypatch.setattr(rows_module, "start_rows", launch)
+
+    def submit(step: int, **sampling: object) -> None:
+        """One request is new, the other comes again after preemption with two tokens more than its prompt."""
+        raw = [np.arange(1, 1 + count, dtype="<u4").tobytes() for count in (5, 7)]
+        starts = [
+            RowStart(2, 1, raw[0], 5, SamplingParams(temperature=0), 0, [4]),
+            RowStart(1, 2, raw[1], 5, SamplingParams(**sampling), 2**40 + 3, [5]),
+        ]
+        work = [RowWork(2, 0, 5, True), RowWork(1, 0, 7, True)]
+        executor.submit(StepPlan(step, work, starts, retire=[1, 2])).result()
+
+    before = runtime.streams
+    submit(0, temperature=0.5)
+    assert (len(launches), runtime.streams) == (1, before)
+    rows, state = executor._rows, executor._sampler.words.view(torch.float64)
+    assert rows.tokens[1:3, :8].tolist() == [[1, 2, 3, 4, 5, 6, 7, 0], [1, 2, 3, 4, 5, 0, 0, 0]]
+    assert rows.block_tables[1:3, 0].tolist() == [5, 4]
+    assert state[1, [SEED_LOW, SEED_HIGH, NUM_PROMPT]].tolist() == [3, 2**8, 5]
+    submit(1, logit_bias={7: 1.0})
+    assert (len(launches), runtime.streams) == (2, before + 2), "the lists, and a step that has no graph"
 
 
 def test_every_step_reads_its_own_inputs_and_leaves_its_own_result(make):

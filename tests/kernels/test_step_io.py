@@ -1,11 +1,11 @@
-"""The kernels that bring a step's inputs to the device and its results back, against torch."""
+"""The kernels that bring starts and a step's inputs to the device and its results back, against torch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from firsttoken.kernels.step_io import PLACE, begin_step, end_step, new_state, reference
+from firsttoken.kernels.step_io import HEAD_WORDS, PLACE, begin_step, end_step, new_state, reference, start_rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -43,6 +43,38 @@ def test_inputs_arrive_and_name_blocks(words, patches, live):
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
     assert int((found[0][1] > 0).sum()) == live
+
+
+@pytest.mark.parametrize(
+    ("at", "starts"),
+    [
+        (0, [(3, 1, 1)]),
+        (5, [(0, 1023, 64), (4, 1025, 65), (2, 7, 0)]),
+        (16, [(4, 9000, 563), (-1, 0, 0), (1, 0, 0)]),  # more than all programs take at once, padding, nothing known
+    ],
+)
+def test_starts_reach_their_rows_and_no_other(at, starts):
+    """``starts`` are (slot, tokens, blocks). Around the words that a program takes at once."""
+    words = at + sum(HEAD_WORDS + known + held + 6 for _, known, held in starts)
+    staging = pinned(words)
+    staging.random_(1, 1000, generator=torch.Generator().manual_seed(at))
+    first = HEAD_WORDS * len(starts)
+    for number, (slot, known, held) in enumerate(starts):
+        head = at + HEAD_WORDS * number
+        staging[head : head + HEAD_WORDS] = torch.tensor([slot, first, known, held])
+        first += known + held + 6
+    found = []
+    for start in (start_rows, reference.start_rows):
+        rows = [torch.zeros(5, width, dtype=torch.int32, device=DEVICE) for width in (9001, 563, 6)]
+        start(*rows, staging, at, len(starts), max(known for _, known, _ in starts))
+        drained()
+        found.append([row.cpu() for row in rows])
+    for mine, wanted in zip(*found, strict=True):
+        assert torch.equal(mine, wanted)
+    live = {slot: (known, held, 6) for slot, known, held in starts if slot >= 0}
+    for which, mine in enumerate(found[0]):
+        counts = [live[slot][which] if slot in live else 0 for slot in range(5)]
+        assert (mine > 0).sum(1).tolist() == counts
 
 
 @pytest.mark.parametrize("words", [32, 2048, 2064])

@@ -11,7 +11,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.kernels.sample import reference as draws
 from firsttoken.kernels.sample.state import CHUNK, Outputs
 from firsttoken.sampling import reference
-from firsttoken.sampling.device.params import KIND_NEEDS, Needs, needs_of
+from firsttoken.sampling.device.params import KIND_NEEDS, Needs
 from firsttoken.sampling.device.results import read
 from firsttoken.sampling.device.sampler import DeviceSampler
 from firsttoken.sampling.sampler import ALL_MASKED, NON_FINITE
@@ -242,8 +242,27 @@ def test_log_probabilities_leave_out_the_impossible():
     ],
 )
 def test_kinds(params, kind, needs):
-    assert needs_of(params, 1000) == needs
+    sampler = DeviceSampler(1000, 2, 1, DEVICE)
+    sampler.start(1, params, 0, np.array([3]), 1, (2,))
+    assert sampler.needs([1]) == needs
+    assert sampler.is_plain(1) == (kind != "rich")
     assert needs & ~KIND_NEEDS[kind] == Needs.NOTHING
+
+
+@pytest.mark.parametrize("params", MIXED)
+def test_a_slot_may_be_taken_and_its_state_brought_by_another(params):
+    ours, theirs = DeviceSampler(90, 2, 1, DEVICE), DeviceSampler(90, 2, 1, DEVICE)
+    tokens, stops = np.array([3, 4]), (2, 95)
+    ours.start(1, params, -5, tokens, 1, stops)
+    row = theirs.take(1, params, -5, 1, stops)
+    theirs.words[1] = torch.from_numpy(row.view(np.int32)).to(DEVICE)
+    if not theirs.is_plain(1):
+        theirs.equip(1, params, tokens, stops)
+    assert torch.equal(ours.words, theirs.words)
+    assert torch.equal(ours._edit_ids, theirs._edit_ids)
+    assert torch.equal(ours._edit_values, theirs._edit_values)
+    assert (ours.needs([1]), ours.num_logprobs([1])) == (theirs.needs([1]), theirs.num_logprobs([1]))
+    assert (theirs._rich is not None) == (not theirs.is_plain(1))
 
 
 def test_what_does_not_fit_is_refused():

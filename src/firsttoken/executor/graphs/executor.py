@@ -9,7 +9,6 @@ their kernels.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -98,8 +97,8 @@ class GraphExecutor:
         with self._working():  # what is zeroed must be so in the order of the steps' stream
             self._state = new_state(runtime.device)
             self._inputs = StepInputs(self.table, ring, runtime.device)
-            self._rows = StreamRows(slots, config.max_model_len, config.kv_format.block_tokens, runtime.device)
             self._sampler = DeviceSampler(model.vocab_size, slots, largest.samples, runtime.device)
+            self._rows = StreamRows(config.max_model_len, config.kv_format.block_tokens, self._sampler.words)
             self._results = ResultRing(largest.samples, RING, self._state, runtime)
         self._places = [_Place(Staging(runtime.pinned(STAGING_WORDS)), runtime.event()) for _ in range(RING)]
         self._flying: list[StepInFlight | None] = [None] * RING
@@ -204,9 +203,10 @@ class GraphExecutor:
     def rehearse(self, key: Key) -> None:
         """Launch everything that steps of this key may launch, on rows that are all padding."""
         shape, needs = key
-        if needs is None:
-            with self._working():
+        with self._working():
+            if needs is None:
                 self._sampler.make_room()
+            self._rows.start_padding(self._places[self._take_place()].staging)
         self._run_padded((shape, RICH if needs is None else needs))
 
     # ------------------------------------------------------------------ inside
@@ -313,19 +313,23 @@ class GraphExecutor:
         for slot in plan.retire:
             self._sampler.retire(slot)
         if plan.starts:
-            with self._working():
-                self._start(plan.starts, staging)
+            self._start(plan.starts, staging)
         return self._rows.patches(plan.blocks) if plan.blocks else []
 
     def _start(self, starts: list[RowStart], staging: Staging) -> None:
+        """One launch for all of them, on the stream that `submit` has entered."""
+        self._kernels.wait_first(1)  # any key's kernels include the one that starts rows
+        states = []
         for row in starts:
-            self._rows.start(row, staging)
-            known = np.frombuffer(row.tokens, dtype="<u4").astype(np.int64)
-            self._with_memory(
-                functools.partial(
-                    self._sampler.start, row.slot, row.params, row.seed, known, row.num_prompt, row.stop_ids
-                )
-            )
+            states.append(self._sampler.take(row.slot, row.params, row.seed, row.num_prompt, row.stop_ids))
+            if not self._sampler.is_plain(row.slot):
+                self._equip(row)
+        self._rows.start(starts, states, staging)
+
+    def _equip(self, row: RowStart) -> None:
+        known = np.frombuffer(row.tokens, dtype="<u4")
+        with self._working():
+            self._with_memory(lambda: self._sampler.equip(row.slot, row.params, known, row.stop_ids))
 
     def _shape(self, plan: StepPlan) -> StepShape:
         # Deterministic: one attention kernel for every token, so that its bits are those of any later computing.

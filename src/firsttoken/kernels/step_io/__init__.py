@@ -1,8 +1,9 @@
-"""The first and the last kernel of a step: its inputs from pinned host memory, its results back into it.
+"""The first and the last kernel of a step: its inputs from pinned host memory, its results back into it; and the one
+that goes before a step in which requests start.
 
-Both find their place of the host's rings by a counter on the device, which the last kernel moves on. So one captured
-graph serves every place, and the host starts nothing but the graph. Host and device stay in step because each step
-launches the two once, in the order in which the host hands out places.
+The first and the last find their place of the host's rings by a counter on the device, which the last moves on. So one
+captured graph serves every place, and the host starts nothing but the graph. Host and device stay in step because each
+step launches the two once, in the order in which the host hands out places.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from torch import Tensor
 
 # Words of `StepRings.state`: the place of the rings whose turn it is, and when its step began.
 PLACE, BEGAN = 0, 1
+# Words of a start's head: its slot (-1: padding), where its values begin, how many are tokens, how many are blocks.
+HEAD_WORDS = 4
 
 
 def new_state(device: torch.device) -> Tensor:
@@ -34,6 +37,28 @@ def begin_step(inputs: Tensor, ring: Tensor, state: Tensor, patches: Tensor, tab
     launch(
         begin_kernel, (1,), inputs, ring, state, patches, tables, *sizes, BLOCK=BLOCK, LANES=LANES, COMPILED=COMPILED,
         pdl=False, num_warps=8,
+    )  # fmt: skip
+
+
+def start_rows(
+    tokens: Tensor, tables: Tensor, state: Tensor, staging: Tensor, at: int, count: int, longest: int
+) -> None:
+    """Bring ``count`` starts (1 or more) from the host to the rows of their slots, in one launch.
+
+    ``staging``, pinned int32, holds from word ``at`` on ``count`` heads of HEAD_WORDS, whose second word counts from
+    ``at`` too. A start's values are its known tokens, its blocks and its row of ``state``, one after the other; they
+    become the first words of its rows of ``tokens`` int32 ``[slots, L]``, ``tables`` int32 ``[slots, W]`` and all of
+    that of ``state`` int32 ``[slots, S]``. Slots differ. ``longest`` is about as many words as the longest start has:
+    it decides how many programs share one. Never launched dependently, and what follows may count on all of it.
+    """
+    from firsttoken.kernels.launch import cdiv, launch
+    from firsttoken.kernels.step_io.triton import MOST_PARTS, START_BLOCK, start_kernel
+
+    grid = (count, max(1, min(MOST_PARTS, cdiv(longest, START_BLOCK))))
+    sizes = (tokens.stride(0), tables.stride(0), at)
+    launch(
+        start_kernel, grid, tokens, tables, state, staging, *sizes, HEAD=HEAD_WORDS, STATE=state.shape[1],
+        BLOCK=START_BLOCK, pdl=False, num_warps=4,
     )  # fmt: skip
 
 

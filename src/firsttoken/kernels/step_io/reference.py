@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from firsttoken.kernels.step_io import BEGAN, PLACE
+from firsttoken.kernels.step_io import BEGAN, HEAD_WORDS, PLACE
 
 
 def begin_step(inputs: Tensor, ring: Tensor, state: Tensor, patches: Tensor, tables: Tensor) -> None:
@@ -14,6 +15,20 @@ def begin_step(inputs: Tensor, ring: Tensor, state: Tensor, patches: Tensor, tab
     for slot, index, block in patches.tolist():
         if slot >= 0:
             tables[slot, index] = block
+
+
+@torch.inference_mode()  # a kernel asks for no mode
+def start_rows(
+    tokens: Tensor, tables: Tensor, state: Tensor, staging: Tensor, at: int, count: int, longest: int
+) -> None:
+    """As `kernels.step_io.start_rows`."""
+    words = staging[at:]
+    for slot, first, known, held in words[: count * HEAD_WORDS].view(count, HEAD_WORDS).tolist():
+        if slot >= 0:
+            parts = [known, held, state.shape[1]]
+            values = torch.split(words[first : first + sum(parts)], parts)
+            for target, part in zip((tokens, tables, state), values, strict=True):
+                target[slot, : len(part)] = part
 
 
 def end_step(outputs: Tensor, ring: Tensor, times: Tensor, state: Tensor, *, pdl: bool) -> None:

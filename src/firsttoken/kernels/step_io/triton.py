@@ -1,4 +1,5 @@
-"""One program each: a step's inputs and results are a few KiB, and whoever is alone may move the counter.
+"""A step's first and last kernel are one program each: its inputs and results are a few KiB, and whoever is alone may
+move the counter.
 
 Host memory is read past the caches (volatile): the host has written the place anew since its last turn.
 """
@@ -18,6 +19,10 @@ BEGAN = tl.constexpr(step_io.BEGAN)
 BLOCK = 4096
 END_BLOCK = 2048
 LANES = 256
+# Words of a start that a program takes at once, and programs that share a start: a prompt of 8,192 tokens is read in
+# one round over the bus.
+START_BLOCK = 1024
+MOST_PARTS = 8
 # The interpreter has neither the device's clock nor its fences.
 COMPILED = not triton.knobs.runtime.interpret
 
@@ -55,6 +60,35 @@ def begin_kernel(
     tl.store(state + BEGAN, began)
     if COMPILED:
         _fence()
+
+
+@triton.jit
+def _bring(source, target, words, part, parts, BLOCK: tl.constexpr):
+    """This program's part of so many words from host memory."""
+    for start in range(part * BLOCK, words, parts * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(target + at, tl.load(source + at, mask=at < words, volatile=True), mask=at < words)
+
+
+@triton.jit(do_not_specialize=["at"])
+def start_kernel(
+    tokens, tables, state, staging, token_stride, table_stride, at,
+    HEAD: tl.constexpr, STATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The step after it is not launched dependently, so this needs no fence. No graph holds it, and Triton compares the
+    globals of a kernel at every launch: so it has none."""
+    tl.static_assert(not PDL)
+    area = staging + at
+    head = area + tl.program_id(0) * HEAD
+    slot = tl.load(head, volatile=True).to(tl.int64)
+    source = area + tl.load(head + 1, volatile=True)
+    known = tl.load(head + 2, volatile=True)
+    held = tl.load(head + 3, volatile=True)
+    if slot >= 0:
+        part, parts = tl.program_id(1), tl.num_programs(1)
+        _bring(source, tokens + slot * token_stride, known, part, parts, BLOCK)
+        _bring(source + known, tables + slot * table_stride, held, part, parts, BLOCK)
+        _bring(source + known + held, state + slot * STATE, STATE, part, parts, BLOCK)
 
 
 @triton.jit

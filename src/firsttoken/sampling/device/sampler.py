@@ -26,14 +26,17 @@ from firsttoken.sampling.device.params import Needs, needs_of, state_row
 _FIRST_CAPACITY = 64  # ids in a slot's list of edits
 # By value: a flag's own constructor and operators take a microsecond each.
 _NEEDS = [Needs(value) for value in range(2 * Needs.LOGPROBS)]
+_EDITS, _RICH = Needs.EDITS.value, (Needs.EDITS | Needs.LOGPROBS).value
 
 
 class DeviceSampler:
     """Chooses tokens for up to ``slots`` requests, ``rows`` of them a step, over ``vocab_size`` tokens.
 
-    `start` and `sample` only queue work on the current stream. `sample` allocates nothing, so it may be captured in a
-    CUDA graph, unless it needs EDITS: then the room, made for the first request that has edits or log-probabilities,
-    and the slots' lists, which grow, must not have moved since.
+    A request takes a slot by `start`; or by `take` and `equip`, when the caller brings the slot's state to its row of
+    ``words``, int32 ``[slots, S]``, together with what else it sends. `start`, `equip` and `sample` only queue work on
+    the current stream. `sample` allocates nothing, so it may be captured in a CUDA graph, unless it needs EDITS: then
+    the room, made for the first request that has edits or log-probabilities, and the slots' lists, which grow, must not
+    have moved since.
     """
 
     def __init__(self, vocab_size: int, slots: int, rows: int, device: torch.device | str) -> None:
@@ -41,6 +44,7 @@ class DeviceSampler:
         self.rows = rows
         self.device = torch.device(device)
         self._state = torch.zeros((slots, words.WORDS), dtype=torch.float64, device=device)
+        self.words = self._state.view(torch.int32)
         self._scratch = Scratch.allocate(rows, vocab_size, device)
         self._rich: RichScratch | None = None
         self._edit_ids = torch.zeros((slots, _FIRST_CAPACITY), dtype=torch.int32, device=device)
@@ -64,18 +68,41 @@ class DeviceSampler:
         passed over. Raises `InvalidRequest` for a ``logit_bias`` outside the vocabulary, ValueError for tokens that
         are.
         """
-        stops = [i for i in stop_ids if 0 <= i < self.vocab_size] if params.min_tokens > 0 else []
-        needs = needs_of(params, self.vocab_size, has_stops=bool(stops))
-        if needs & Needs.EDITS:
-            params.check_vocabulary(self.vocab_size)
-            self._check_tokens(slot, tokens)
-            self._set_list(slot, params.logit_bias or {}, stops)
-        if needs & (Needs.EDITS | Needs.LOGPROBS):
-            self.make_room()
-        self._needs[slot] = needs.value
-        self._num_logprobs[slot] = params.logprobs
-        row = state_row(params, seed, num_prompt, len(stops), self.vocab_size)
+        row = self.take(slot, params, seed, num_prompt, stop_ids)
+        self.equip(slot, params, tokens, stop_ids)
         self._send(torch.from_numpy(row), self._state[slot])
+
+    def take(
+        self, slot: int, params: SamplingParams, seed: int, num_prompt: int, stop_ids: Sequence[int] = ()
+    ) -> NDArray[np.float64]:
+        """The part of `start` that only the host does. Returns the slot's state, which as int32 is its row of
+        ``words``. Raises `InvalidRequest` as `start` does."""
+        row = state_row(params, seed, num_prompt, len(self._stops(params, stop_ids)), self.vocab_size)
+        needs = needs_of(int(row[words.FLAGS]))
+        if needs & _EDITS:
+            params.check_vocabulary(self.vocab_size)
+        self._needs[slot] = needs
+        self._num_logprobs[slot] = params.logprobs
+        return row
+
+    def is_plain(self, slot: int) -> bool:
+        """`equip` has nothing to do for the request that took the slot."""
+        return not self._needs[slot] & _RICH
+
+    def equip(
+        self, slot: int, params: SamplingParams, tokens: NDArray[np.integer], stop_ids: Sequence[int] = ()
+    ) -> None:
+        """The part of `start` for edits and log-probabilities: room and the slot's list. May be done twice. Raises
+        ValueError as `start` does."""
+        if self._needs[slot] & _EDITS:
+            self._check_tokens(slot, tokens)
+            self._set_list(slot, params.logit_bias or {}, self._stops(params, stop_ids))
+        if not self.is_plain(slot):
+            self.make_room()
+
+    def _stops(self, params: SamplingParams, stop_ids: Sequence[int]) -> list[int]:
+        """Those that ``min_tokens`` forbids."""
+        return [i for i in stop_ids if 0 <= i < self.vocab_size] if params.min_tokens > 0 else []
 
     def retire(self, slot: int) -> None:
         """Give the slot back; a slot that is free already is left as it is."""
@@ -94,7 +121,7 @@ class DeviceSampler:
         return [self._num_logprobs[slot] for slot in slots]
 
     def make_room(self) -> None:
-        """Allocate what edits and log-probabilities need, 8 bytes a row and token; `start` does when it must."""
+        """Allocate what edits and log-probabilities need, 8 bytes a row and token; `equip` does when it must."""
         if self._rich is None:
             self._rich = RichScratch.allocate(self.rows, self.vocab_size, self.device)
 
