@@ -21,6 +21,7 @@ from firsttoken.kernels.paged_attention.gpu_config import (
     PrefillConfig,
     decode_config,
     make_tiles,
+    make_tiles_of_one,
     prefill_config,
 )
 from firsttoken.kernels.paged_attention.triton_decode import DecodeWorkspace, decode
@@ -444,6 +445,14 @@ def test_tiles_cover_each_token_once_and_come_longest_first(tile_tokens: int) ->
     assert {(slot, chunk) for slot, _, _, _, chunk in tiles.tolist()} == {(4, 0), (2, 300), (0, 5)}
     ends = tiles[:, 2] + tiles[:, 3]
     assert (ends[:-1] >= ends[1:]).all()
+
+
+@pytest.mark.parametrize(("count", "tile_tokens"), [(1, 1), (1, 64), (64, 64), (65, 64), (200, 64), (130, 1)])
+def test_one_chunk_is_cut_as_among_others(count: int, tile_tokens: int) -> None:
+    one = make_tiles_of_one(37, count, 5, 8, tile_tokens)
+    wanted = make_tiles(*(np.array([value], np.int32) for value in (37, count, 5, 8)), tile_tokens)
+    assert one.dtype == np.int32
+    assert one.tolist() == wanted.tolist()
 
 
 def test_no_chunks_make_no_tiles() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from firsttoken.core.plan import RowWork, StepPlan
 from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
-from firsttoken.kernels.paged_attention.gpu_config import TILE_WORDS, make_tiles
+from firsttoken.kernels.paged_attention.gpu_config import TILE_WORDS, make_tiles, make_tiles_of_one
 from firsttoken.kernels.step_io import begin_step
 from firsttoken.models.step_view import StepView
 
@@ -154,7 +154,10 @@ class StepInputs:
         self._pack_decodes(prepared.ints[index], layout, work[:decodes])
         if not shape.decode_only:
             words[layout.sample_rows : layout.sample_rows + decodes] = np.arange(decodes)
-            self._pack_chunks(words, layout, work[decodes:], decodes)
+            if len(work) == decodes + 1:
+                self._pack_chunk(words, layout, work[decodes], decodes)
+            else:
+                self._pack_chunks(words, layout, work[decodes:], decodes)
 
     def _pack_decodes(self, ints: memoryview, layout: StepLayout, rows: list[RowWork]) -> None:
         count = len(rows)
@@ -163,6 +166,18 @@ class StepInputs:
         ints[layout.positions : layout.positions + count] = array("i", [row.start for row in rows])
         ints[layout.sample_slots : layout.sample_slots + count] = slots
         ints[layout.sample_positions : layout.sample_positions + count] = array("i", [row.start + 1 for row in rows])
+
+    def _pack_chunk(self, words: NDArray[np.int32], layout: StepLayout, row: RowWork, sampled: int) -> None:
+        """As `_pack_chunks`, for one: a prompt alone, or the only one beside decode rows."""
+        at, end = layout.shape.decode_rows, row.start + row.count
+        words[layout.slots + at : layout.slots + at + row.count] = row.slot
+        words[layout.positions + at : layout.positions + at + row.count] = np.arange(row.start, end, dtype=np.int32)
+        tiles = make_tiles_of_one(row.start, row.count, row.slot, at, self._table.tile_rows)
+        words[layout.tiles : layout.tiles + tiles.size] = tiles.ravel()
+        if row.sample:
+            words[layout.sample_rows + sampled] = at + row.count - 1
+            words[layout.sample_slots + sampled] = row.slot
+            words[layout.sample_positions + sampled] = end
 
     def _pack_chunks(self, words: NDArray[np.int32], layout: StepLayout, chunks: list[RowWork], sampled: int) -> None:
         """Fill token rows, tiles and samples of the chunks, which come behind ``sampled`` samples of decode rows."""
