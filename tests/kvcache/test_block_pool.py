@@ -19,13 +19,18 @@ class PoolMachine(RuleBasedStateMachine):
         self.owners: dict[int, int] = {}
         self.cached: list[int] = []
 
-    @precondition(lambda self: self.pool.num_free)
-    @rule()
-    def take(self) -> None:
-        block = self.pool.take()
-        assert block not in self.owners
-        assert block not in self.cached
-        self.owners[block] = 1
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        free = self.pool.num_free
+        with pytest.raises(IndexError):
+            self.pool.take(free + 1)
+        assert self.pool.num_free == free
+        blocks = self.pool.take(data.draw(st.integers(0, free)))
+        assert len(blocks) == free - self.pool.num_free
+        for block in blocks:
+            assert block not in self.owners
+            assert block not in self.cached
+            self.owners[block] = 1
 
     @precondition(lambda self: self.owners or self.cached)
     @rule(data=st.data())
@@ -76,11 +81,19 @@ TestPoolMachine = PoolMachine.TestCase
 
 def test_a_second_release_is_an_error_and_not_a_second_owner() -> None:
     pool = BlockPool(2)
-    block = pool.take()
+    [block] = pool.take(1)
     pool.drop(block, keep=False)
     with pytest.raises(RuntimeError, match="released twice"):
         pool.drop(block, keep=False)
     pool.check({})
+
+
+def test_what_was_given_back_last_is_taken_first() -> None:
+    pool = BlockPool(5)
+    assert pool.take(3) == [0, 1, 2]
+    pool.drop(0, keep=False)
+    pool.drop(2, keep=False)
+    assert pool.take(3) == [2, 0, 3]
 
 
 def test_a_free_block_cannot_be_shared() -> None:
@@ -90,7 +103,7 @@ def test_a_free_block_cannot_be_shared() -> None:
 
 def test_check_sees_a_lost_reference() -> None:
     pool = BlockPool(2)
-    block = pool.take()
+    [block] = pool.take(1)
     with pytest.raises(AssertionError, match="1 references but 0 owners"):
         pool.check({})
     pool.check({block: 1})

@@ -72,6 +72,16 @@ def test_the_hash_is_a_chained_sha256_from_the_identity() -> None:
     assert len(first) == 32
 
 
+def test_a_salts_root_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    root = Identity.root
+    monkeypatch.setattr(Identity, "root", lambda identity: hashed.append(identity.salt) or root(identity))
+    cache = make_cache(16)
+    for number, salt in enumerate(["one", "two", "one"]):
+        run_through(cache, make_request(number, list(range(9)), salt))
+    assert hashed == ["one", "two"]
+
+
 def test_prefix_caching_can_be_off() -> None:
     cache = make_cache(4, prefix_caching=False)
     run_through(cache, make_request(1, list(range(10))))

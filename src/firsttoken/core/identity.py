@@ -27,3 +27,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             digest.update(len(raw).to_bytes(8, "little"))
             digest.update(raw)
         return digest.digest()
+
+    def salted_root(self, salt: str) -> bytes:
+        """The root of the same with another salt."""
+        return msgspec.structs.replace(self, salt=salt).root()

@@ -10,7 +10,8 @@ class BlockPool:
     """Reference counts, a free list and an LRU of blocks that are cached but that nobody references.
 
     A block is in exactly one state: *free* (content worthless), *cached* (no reference, content findable by prefix)
-    or *in use* (one reference or more). All operations are O(1). The pool does not know what a block contains.
+    or *in use* (one reference or more). All operations but `take` and `check` are O(1). The pool does not know what a
+    block contains.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -47,11 +48,18 @@ class BlockPool:
         """True when the block is findable but unreferenced, so that it may be evicted."""
         return block in self._cached
 
-    def take(self) -> int:
-        """A free block, with one reference. Raises `IndexError` when none is free (evict first)."""
-        block = self._free.pop()
-        self._references[block] = 1
-        return block
+    def take(self, count: int) -> list[int]:
+        """So many free blocks, with one reference each. Raises `IndexError`, with nothing changed, when fewer are free
+        (evict first)."""
+        rest = len(self._free) - count
+        if rest < 0:
+            raise IndexError(f"{count} KV blocks are wanted, but {len(self._free)} are free")
+        blocks = self._free[rest:]
+        blocks.reverse()
+        del self._free[rest:]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
 
     def share(self, block: int) -> None:
         """Add a reference to a block that is cached or in use."""

@@ -17,6 +17,8 @@ to a later step while a step in flight still writes it. Two rules make this exac
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from firsttoken.core.identity import Identity
@@ -26,6 +28,8 @@ from firsttoken.kvcache.block_pool import BlockPool
 from firsttoken.kvcache.prefix_index import BlockHash, CachedBlock, PrefixIndex, hash_block
 
 _TOKEN_BYTES = 4
+# Salts whose roots are kept.
+_ROOTS = 1024
 
 
 class KVStats(msgspec.Struct, frozen=True):
@@ -93,7 +97,9 @@ class KVCache:
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex()
-        self._identity = Identity(model=model, adapter=adapter, kv_format=kv_format.key)
+        identity = Identity(model=model, adapter=adapter, kv_format=kv_format.key)
+        # An admission asks several times. Salts are the callers', and so without bound.
+        self._root = lru_cache(maxsize=_ROOTS)(identity.salted_root)
         self._block_hash = block_hash
         self._holdings: dict[int, _Holding] = {}
         self._evictions = 0
@@ -160,8 +166,8 @@ class KVCache:
         for block in blocks:
             self.pool.share(block)
         cached_tokens = len(blocks) * self.block_tokens
-        blocks.extend(self._take() for _ in range(self.blocks_for(request.num_tokens) - len(blocks)))
-        self._holdings[request.request_id] = _Holding(self._root(request), blocks, list(probe.nodes))
+        blocks.extend(self._take(self.blocks_for(request.num_tokens) - len(blocks)))
+        self._holdings[request.request_id] = _Holding(self._root(request.salt), blocks, list(probe.nodes))
         self._hit_tokens += cached_tokens
         return Admission(list(blocks), cached_tokens)
 
@@ -177,7 +183,7 @@ class KVCache:
         missing = self.lacks(request, num_tokens)
         if missing > self.pool.available:
             return None
-        new = [self._take() for _ in range(missing)]
+        new = self._take(missing)
         self._holdings[request.request_id].blocks.extend(new)
         return new
 
@@ -258,16 +264,13 @@ class KVCache:
 
     # ------------------------------------------------------------------ inside
 
-    def _root(self, request: Request) -> bytes:
-        return msgspec.structs.replace(self._identity, salt=request.salt).root()
-
     def _extend_hashes(self, request: Request, count: int) -> None:
         """Bring ``request.block_hashes`` up to its first ``count`` blocks, which must be full and known. Tokens never
         change, so hashes stay."""
         hashes = request.block_hashes
         if len(hashes) >= count:
             return
-        parent = hashes[-1] if hashes else self._root(request)
+        parent = hashes[-1] if hashes else self._root(request.salt)
         size = self.block_tokens * _TOKEN_BYTES
         # The views must be gone before the next token is appended: an exported array cannot grow.
         with memoryview(request.tokens) as words, words.cast("B") as tokens:
@@ -280,7 +283,7 @@ class KVCache:
         found: list[CachedBlock] = []
         if not self.prefix_caching:
             return found
-        root = self._root(request)
+        root = self._root(request.salt)
         size = self.block_tokens * _TOKEN_BYTES
         node: CachedBlock | None = None
         with memoryview(request.tokens) as words, words.cast("B") as tokens:
@@ -294,10 +297,10 @@ class KVCache:
                 found.append(node)
         return found
 
-    def _take(self) -> int:
-        if not self.pool.num_free:
+    def _take(self, count: int) -> list[int]:
+        while self.pool.num_free < count:
             self._evictions += self._forget(self.pool.oldest())
-        return self.pool.take()
+        return self.pool.take(count)
 
     def _forget(self, block: int) -> int:
         gone = self.index.remove(block)

@@ -8,7 +8,7 @@ met, can serve the KV of other tokens.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 BlockHash = Callable[[bytes, "bytes | memoryview"], bytes]
 """``(parent hash, token bytes of the block) -> hash``."""
@@ -96,7 +96,7 @@ class PrefixIndex:
         Returns the blocks forgotten. Each node is removed once, so the cost is O(1) for every `insert`.
         """
         top = self._by_block[block]
-        gone = [node.block for node in self._unlink(top)]
+        gone = self._unlink(top)
         above = top.parent
         assert above is not None
         assert above.children is not None
@@ -106,17 +106,20 @@ class PrefixIndex:
             del self._roots[above.hash]
         return gone
 
-    def _unlink(self, top: CachedBlock) -> Iterator[CachedBlock]:
+    def _unlink(self, top: CachedBlock) -> list[int]:
         # Parents before children, then reversed: an explicit stack, because chains are longer than Python's.
         order = [top]
         for node in order:
-            order.extend(node.children or ())
+            if node.children:  # most often none has: what is evicted is the end of a chain
+                order.extend(node.children)
+        gone: list[int] = []
         for node in reversed(order):
             node.live = False
             node.children = None
             del self._nodes[node.hash]
             del self._by_block[node.block]
-            yield node
+            gone.append(node.block)
+        return gone
 
     def check(self) -> None:
         """Raise `AssertionError` unless every node is reachable from a root and its blocks are unique. O(nodes)."""
