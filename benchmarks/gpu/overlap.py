@@ -4,7 +4,7 @@
 
 ``streams``: the prompt's graph on a second stream. ``priority``: the same, decode on a stream of high priority.
 ``partition``: each on its own multiprocessors, as two green contexts. ``mixed``: chunks of the prompt in the decode
-steps themselves, as the engine does it, rows and chunk attending beside each other. Each is timed with decode steps
+steps themselves, as the engine does it. Each is timed with decode steps
 that follow one another while the prompt is computed: ``prompt_ms`` until its first token, ``gap_ms`` the mean and
 longest decode step meanwhile.
 """
@@ -187,10 +187,7 @@ def measure(model: str, rows: int, prompt: int) -> list[dict[str, Any]]:
         alone = {"prompt_alone_ms": alone_ms(works[0]), "decode_alone_ms": alone_ms(works[1])}
         found.append(overlapped(f"partition, decode on {sms} multiprocessors", works) | alone)
         print(alone, flush=True)
-    found += [mixed(decoding, rows, prompt, total) for total in (512, 1024)]
-    decoding.model.attention._side = None
-    sequential = mixed(decoding, rows, prompt, 1024)
-    return [*found, sequential | {"way": f"{sequential['way']}, rows and chunk attend one after the other"}]
+    return found + [mixed(decoding, rows, prompt, total) for total in (512, 1024)]
 
 
 def main() -> None:

@@ -235,7 +235,6 @@ def test_a_captured_step_is_the_same_step(rows):
 
 
 def test_a_captured_mixed_step_is_the_same_step():
-    """On a GPU its decode rows and its chunk attend beside each other."""
     checkpoint = make_weights("LlamaForCausalLM")
     eager, captured = Driver(make_executor(checkpoint)), Driver(make_executor(checkpoint))
     captured.executor.capture(captured.executor.table.shape(2, [20], 1), GREEDY)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -71,9 +70,6 @@ class GPUAttention:
         self.prefill_config = prefill_config(f.head_dim)
         self.tile_rows = self.prefill_config.tile_tokens
         self._workspace = self._make_workspace(max_rows)
-        device = pool.storage.device
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._forked = False
 
     def attend(self, step: Rows, layer: AttentionParams, qkv: Tensor) -> Tensor:
         """``qkv [T, (Hq + 2 Hkv) * D]``, the raw projection with q and k in pair order -> ``[T, Hq * D]``.
@@ -83,35 +79,11 @@ class GPUAttention:
         spec = layer.spec
         out = torch.empty((qkv.shape[0], spec.num_heads * spec.head_dim), dtype=qkv.dtype, device=qkv.device)
         rows = step.decode_rows
-        if rows == 0:
+        if rows:
+            self._decode(step, layer, qkv[:rows], out[:rows])
+        if rows < qkv.shape[0]:
             self._chunks(step, layer, qkv, out)
-        elif rows == len(qkv):
-            self._decode(step, layer, qkv, out)
-        else:
-            with self._beside():
-                self._decode(step, layer, qkv[:rows], out[:rows])
-            self._chunks(step, layer, qkv, out)
-            self._join()
         return out
-
-    @contextlib.contextmanager
-    def _beside(self) -> Iterator[None]:
-        """In a graph, launches inside may run beside what follows, until `_join`. Decode rows and chunks touch
-        different rows and pages, and one waits for memory where the other computes.
-
-        Outside of a graph they follow one another: the host would be busy with the streams for longer than it saves.
-        """
-        self._forked = self._side is not None and torch.cuda.is_current_stream_capturing()
-        if self._side is None or not self._forked:
-            yield
-            return
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
-            yield
-
-    def _join(self) -> None:
-        if self._side is not None and self._forked:
-            torch.cuda.current_stream().wait_stream(self._side)
 
     def _decode(self, step: Rows, layer: AttentionParams, qkv: Tensor, out: Tensor) -> None:
         spec, rows = layer.spec, len(qkv)
