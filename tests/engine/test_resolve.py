@@ -14,6 +14,9 @@ from firsttoken.devices.cpu import CPUDevice, CPUFacts
 from firsttoken.devices.cuda import CUDADevice, PlannedGPU
 from firsttoken.engine.resolve import GIB, MIB, resolve
 from firsttoken.executor.ahead.gpus import KNOWN
+from firsttoken.scheduler import StepLoad
+
+ONE, MANY = StepLoad(1, 1, 0, 0), StepLoad(9, 9, 0, 0)
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -147,12 +150,12 @@ def test_one_request_at_once_may_still_be_as_long_as_the_model_allows():
 
 def test_a_cap_that_was_asked_for_does_not_grow_with_the_rows():
     plain, given = _resolve().budget, _resolve(mixed_prefill_tokens=30).budget
-    assert plain.prefill_tokens(9, 0) > plain.prefill_tokens(1, 0)
-    assert given.prefill_tokens(9, 0) == given.prefill_tokens(1, 0) == 30
+    assert plain.prefill_tokens(MANY, 0) > plain.prefill_tokens(ONE, 0)
+    assert given.prefill_tokens(MANY, 0) == given.prefill_tokens(ONE, 0) == 30
 
 
 def test_a_step_has_room_for_the_larger_of_the_two_caps():
     """A mixed step may compute more prompt tokens than one alone, when that was lowered."""
     config = _resolve(prefill_tokens=16)
-    assert config.executor.max_step_tokens >= config.budget.prefill_tokens(1, 0) > 16
+    assert config.executor.max_step_tokens >= config.budget.prefill_tokens(ONE, 0) > 16
     assert _resolve(prefill_tokens=700).executor.max_step_tokens == 700

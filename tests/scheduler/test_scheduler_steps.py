@@ -9,7 +9,7 @@ import pytest
 from firsttoken.core.errors import ConfigError, InvalidRequest
 from firsttoken.core.plan import RowSample, StepResult
 from firsttoken.core.timeline import Mark
-from firsttoken.scheduler import SchedulerConfig, StepTotal, TokenCap
+from firsttoken.scheduler import SchedulerConfig, TokenCap
 
 
 def unlike(number: int, length: int) -> list[int]:
@@ -343,29 +343,3 @@ def test_options_that_cannot_be_honoured_are_refused() -> None:
         SchedulerConfig(max_num_seqs=1, max_model_len=1, max_passes=-1)
     with pytest.raises(ConfigError, match="mixed"):
         TokenCap(alone=4, mixed=0)
-
-
-@pytest.mark.parametrize(("rows", "tokens"), [(0, 100), (1, 20), (2, 25), (10, 65), (17, 100), (500, 100)])
-def test_a_cap_grows_with_the_decode_rows_up_to_the_one_alone(rows: int, tokens: int) -> None:
-    assert TokenCap(alone=100, mixed=20, per_row=5).prefill_tokens(rows, waiting=3) == tokens
-
-
-def test_a_cap_beside_decodes_that_is_above_the_one_alone_is_kept() -> None:
-    assert TokenCap(alone=10, mixed=20).prefill_tokens(4, waiting=0) == 20
-    with pytest.raises(ConfigError):
-        TokenCap(alone=10, mixed=20, per_row=-1)
-
-
-def test_rows_and_prompt_tokens_fill_a_step_of_a_good_size():
-    budget = StepTotal(alone=((0, 300), (2, 200)), mixed=((0, 64), (2, 128), (9, 256)), row_profiles=(4, 16, 32))
-    assert [budget.prefill_tokens(rows, waiting=1) for rows in (0, 1, 4, 5, 17, 33)] == [300, 60, 60, 48, 32, 32]
-    assert [budget.prefill_tokens(5, waiting) for waiting in (0, 1, 2, 8, 9, 40)] == [48, 48, 112, 112, 240, 240]
-    assert budget.prefill_tokens(0, waiting=2) == 200
-    assert budget.most == 300
-    assert budget.limited(None, 20).prefill_tokens(5, 40) == 20, "a cap that was asked for is kept as it is"
-    assert budget.limited(100, None).prefill_tokens(0, 7) == 100
-    with pytest.raises(ConfigError, match=r"mixed\) must be 1 or more, got 0"):
-        StepTotal(alone=((0, 1),), mixed=((0, 0),), row_profiles=())
-    for levels in ((), ((1, 5),), ((0, 5), (3, 9), (2, 7))):
-        with pytest.raises(ConfigError, match="levels of alone must begin with 0"):
-            StepTotal(alone=levels, mixed=((0, 1),), row_profiles=())

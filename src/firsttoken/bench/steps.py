@@ -83,7 +83,7 @@ def open_executor(args: EngineArgs, config: StepsConfig) -> Engine:
     limits = Limits(
         rows=min(made.max_num_seqs, config.max_rows + 1),
         length=min(made.max_model_len, longest),
-        step=resolved.budget.prefill_tokens(0, 0),
+        step=resolved.budget.most,
         blocks=made.kv_blocks,
         block_tokens=made.kv_format.block_tokens,
         growth=config.growth,

@@ -1,8 +1,21 @@
 """Who computes how many tokens in each step: queues, budget, preemption, the plan. Torch-free."""
 
-from firsttoken.scheduler.budget import Budget, StepTotal, TokenCap
+from firsttoken.scheduler.budget import Budget, StepTotal, TimeBudget, TokenCap
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.scheduler import Scheduler
 from firsttoken.scheduler.step import Counters, PlannedStep, Update
+from firsttoken.scheduler.step_time import StepLoad, StepTime
 
-__all__ = ["Budget", "Counters", "PlannedStep", "Scheduler", "SchedulerConfig", "StepTotal", "TokenCap", "Update"]
+__all__ = [
+    "Budget",
+    "Counters",
+    "PlannedStep",
+    "Scheduler",
+    "SchedulerConfig",
+    "StepLoad",
+    "StepTime",
+    "StepTotal",
+    "TimeBudget",
+    "TokenCap",
+    "Update",
+]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from firsttoken.core.errors import ConfigError
+from firsttoken.scheduler.step_sizes import StepSizes, next_size
+from firsttoken.scheduler.step_time import StepLoad, StepTime
 
 
 class Budget(Protocol):
     """Decides the prefill work of each step."""
 
-    def prefill_tokens(self, decode_rows: int, waiting: int) -> int:
-        """Prompt tokens for a step with ``decode_rows`` decode rows while ``waiting`` requests wait.
+    def prefill_tokens(self, load: StepLoad, waiting: int) -> int:
+        """Prompt tokens for a step while ``waiting`` requests wait.
 
-        A step without decode rows computes at least one token, whatever this says.
+        ``load`` is the step as far as it is known: its decode rows, no chunks yet, and as ``prefill_reach`` how many
+        tokens the running prefill that is furthest along has behind it, which its next chunk attends to. A step
+        without decode rows computes at least one token, whatever this says.
         """
         ...
 
@@ -45,10 +51,10 @@ class TokenCap(msgspec.Struct, frozen=True):
         for name in ("alone", "mixed"):
             _check_cap(name, getattr(self, name))
 
-    def prefill_tokens(self, decode_rows: int, waiting: int) -> int:
-        if not decode_rows:
+    def prefill_tokens(self, load: StepLoad, waiting: int) -> int:
+        if not load.decode_rows:
             return self.alone
-        return max(self.mixed, min(self.mixed + self.per_row * (decode_rows - 1), self.alone))
+        return max(self.mixed, min(self.mixed + self.per_row * (load.decode_rows - 1), self.alone))
 
     @property
     def most(self) -> int:
@@ -75,18 +81,13 @@ class StepTotal(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in ("alone", "mixed"):
-            levels: Levels = getattr(self, name)
-            if not levels or levels[0][0] != 0 or [waiting for waiting, _ in levels] != sorted({w for w, _ in levels}):
-                raise ConfigError(f"the levels of {name} must begin with 0 waiting requests and rise, got {levels}")
-            for _, tokens in levels:
-                _check_cap(name, tokens)
+            _check_levels(name, getattr(self, name))
 
-    def prefill_tokens(self, decode_rows: int, waiting: int) -> int:
-        if not decode_rows:
+    def prefill_tokens(self, load: StepLoad, waiting: int) -> int:
+        if not load.decode_rows:
             return _level(self.alone, waiting)
         total = _level(self.mixed, waiting)
-        padded = next((rows for rows in self.row_profiles if rows >= decode_rows), decode_rows)
-        return max(total - padded, total // 2)
+        return max(total - next_size(self.row_profiles, load.decode_rows), total // 2)
 
     @property
     def most(self) -> int:
@@ -98,8 +99,63 @@ class StepTotal(msgspec.Struct, frozen=True):
         return self if alone is None else msgspec.structs.replace(self, alone=((0, alone),))
 
 
+class TimeBudget(msgspec.Struct, frozen=True):
+    """As many prompt tokens beside decode rows as keep the step, by ``time``, within ``gap_ms``: what those who decode
+    are to wait for their next token. Of the ``sizes`` that the device pads to, the largest that fits is filled.
+
+    A size with room for ``least`` tokens is always filled, though the gap be longer then: a prompt goes on whatever
+    decodes, and a step whose decode rows alone take ``gap_ms`` is hardly longer for so few. Without decode rows a step
+    has as many tokens as ``alone`` says, and beside some never more.
+
+    All tokens are taken to attend to as many as the prefill furthest along does, which others do not reach; what a
+    request admitted in this very step finds in the prefix cache is not known yet.
+    """
+
+    time: StepTime
+    gap_ms: float
+    alone: Levels
+    sizes: StepSizes
+    least: int = 32
+
+    def __post_init__(self) -> None:
+        _check_levels("alone", self.alone)
+        _check_cap("least", self.least)
+        if not self.gap_ms > 0:
+            raise ConfigError(f"the gap that a step may make must be more than 0 ms, got {self.gap_ms!r}")
+
+    def prefill_tokens(self, load: StepLoad, waiting: int) -> int:
+        if not load.decode_rows:
+            return _level(self.alone, waiting)
+        padded = next_size(self.sizes.mixed_rows, load.decode_rows)
+        most = _level(self.alone, waiting)
+        totals: Sequence[int] = self.sizes.mixed_totals or range(padded + 1, padded + most + 1)
+        # The size that has room for `least` is taken unasked, so the search begins behind it.
+        behind = min(bisect_left(totals, padded + self.least) + 1, len(totals))
+        behind = bisect_right(totals, self.gap_ms, lo=behind, key=lambda total: self._ms(load, total - padded))
+        return min(max(totals[behind - 1] - padded, self.least), most)
+
+    def _ms(self, load: StepLoad, tokens: int) -> float:
+        return self.time.ms(load.with_chunk(load.prefill_reach, tokens))
+
+    @property
+    def most(self) -> int:
+        return max(tokens for _, tokens in self.alone)
+
+    def limited(self, alone: int | None, mixed: int | None) -> Budget:
+        if mixed is not None:
+            return TokenCap(_level(self.alone, 0) if alone is None else alone, mixed)
+        return self if alone is None else msgspec.structs.replace(self, alone=((0, alone),))
+
+
 def _level(levels: Levels, waiting: int) -> int:
     return next(tokens for least, tokens in reversed(levels) if waiting >= least)
+
+
+def _check_levels(name: str, levels: Levels) -> None:
+    if not levels or levels[0][0] != 0 or [waiting for waiting, _ in levels] != sorted({w for w, _ in levels}):
+        raise ConfigError(f"the levels of {name} must begin with 0 waiting requests and rise, got {levels}")
+    for _, tokens in levels:
+        _check_cap(name, tokens)
 
 
 def _check_cap(name: str, value: int) -> None:

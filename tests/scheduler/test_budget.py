@@ -1,0 +1,142 @@
+"""How many prompt tokens a step is given: by a cap, by sizes, by time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.scheduler import StepLoad, StepTotal, TimeBudget, TokenCap
+from firsttoken.scheduler.step_sizes import GRAPH_SIZES, StepSizes
+from firsttoken.scheduler.step_time import FittedStepTime
+
+# 4 ms up to 64 token rows, then 2 ms for each 100; 0.1 ms for 1,000 tokens of context.
+TIME = FittedStepTime(GRAPH_SIZES, ((64, 4.0), (164, 6.0)), 1e-4, 1e-6, 1e-4)
+
+
+def load(rows: int, context: int = 0, reach: int = 0) -> StepLoad:
+    return StepLoad(rows, context, 0, 0, reach)
+
+
+def by_time(gap_ms: float, **fields: Any) -> TimeBudget:
+    return TimeBudget(
+        **{"time": TIME, "gap_ms": gap_ms, "alone": ((0, 4096), (2, 2048)), "sizes": GRAPH_SIZES} | fields
+    )
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(0, 100), (1, 20), (2, 25), (10, 65), (17, 100), (500, 100)])
+def test_a_cap_grows_with_the_decode_rows_up_to_the_one_alone(rows: int, tokens: int) -> None:
+    assert TokenCap(alone=100, mixed=20, per_row=5).prefill_tokens(load(rows), waiting=3) == tokens
+
+
+def test_a_cap_beside_decodes_that_is_above_the_one_alone_is_kept() -> None:
+    assert TokenCap(alone=10, mixed=20).prefill_tokens(load(4), waiting=0) == 20
+    with pytest.raises(ConfigError):
+        TokenCap(alone=10, mixed=20, per_row=-1)
+
+
+def test_rows_and_prompt_tokens_fill_a_step_of_a_good_size():
+    budget = StepTotal(alone=((0, 300), (2, 200)), mixed=((0, 64), (2, 128), (9, 256)), row_profiles=(4, 16, 32))
+    assert [budget.prefill_tokens(load(rows), waiting=1) for rows in (0, 1, 4, 5, 17, 33)] == [300, 60, 60, 48, 32, 32]
+    assert [budget.prefill_tokens(load(5), waiting) for waiting in (0, 1, 2, 8, 9, 40)] == [48, 48, 112, 112, 240, 240]
+    assert budget.prefill_tokens(load(0), waiting=2) == 200
+    assert budget.most == 300
+    assert budget.limited(None, 20).prefill_tokens(load(5), 40) == 20, "a cap that was asked for is kept as it is"
+    assert budget.limited(100, None).prefill_tokens(load(0), 7) == 100
+    with pytest.raises(ConfigError, match=r"mixed\) must be 1 or more, got 0"):
+        StepTotal(alone=((0, 1),), mixed=((0, 0),), row_profiles=())
+    for levels in ((), ((1, 5),), ((0, 5), (3, 9), (2, 7))):
+        with pytest.raises(ConfigError, match="levels of alone must begin with 0"):
+            StepTotal(alone=levels, mixed=((0, 1),), row_profiles=())
+
+
+def test_a_step_stays_within_the_gap_and_fills_the_size_that_it_is_padded_to():
+    for gap_ms in (6.0, 10.0, 15.0, 30.0):
+        for rows, context, reach in ((1, 500, 0), (16, 20_000, 3000), (17, 0, 0), (64, 30_000, 0)):
+            given = load(rows, context, reach)
+            tokens = by_time(gap_ms).prefill_tokens(given, 0)
+            total = GRAPH_SIZES.padded(rows, tokens)
+            next_total = GRAPH_SIZES.padded(rows, tokens + 1)
+            assert next_total > total, "one more token would be padded to the next size"
+            assert TIME.ms(given.with_chunk(reach, tokens + next_total - total)) > gap_ms, "which does not fit"
+            assert tokens <= 64 or TIME.ms(given.with_chunk(reach, tokens)) <= gap_ms
+
+
+def test_a_step_gets_less_beside_longer_contexts_and_behind_longer_prompts():
+    budget = by_time(13.5)
+    assert budget.prefill_tokens(load(16, 1000), 0) == 512 - 16
+    assert budget.prefill_tokens(load(16, 30_000), 0) == 384 - 16
+    assert budget.prefill_tokens(load(16, 1000, reach=20_000), 0) == 256 - 16
+
+
+def test_a_prompt_goes_on_when_the_decode_rows_alone_take_longer_than_the_gap():
+    assert by_time(1.0).prefill_tokens(load(16, 10**6), 0) == 64 - 16
+    assert by_time(1.0).prefill_tokens(load(32, 10**6), 0) == 64 - 32
+    assert by_time(1.0, least=33).prefill_tokens(load(32, 10**6), 0) == 128 - 32
+    assert by_time(1.0).prefill_tokens(load(30_000), 0) == 32, "more rows than any size"
+
+
+def test_a_device_that_does_not_pad_is_given_what_fits_to_the_token():
+    time = FittedStepTime(StepSizes(), ((64, 4.0), (164, 6.0)), 0.0, 0.0, 0.0)
+    budget = by_time(6.0, time=time, sizes=StepSizes())
+    assert budget.prefill_tokens(load(10), 0) == 154
+    assert budget.prefill_tokens(load(163), 0) == 32
+    assert by_time(1e9, time=time, sizes=StepSizes()).prefill_tokens(load(10), 0) == 4096
+
+
+def test_a_step_that_nobody_waits_beside_has_its_own_cap():
+    budget = by_time(6.0)
+    assert [budget.prefill_tokens(load(0), waiting) for waiting in (0, 1, 2, 9)] == [4096, 4096, 2048, 2048]
+    assert budget.most == 4096
+    assert by_time(1e9).prefill_tokens(load(4), 0) == 4096, "and none is larger"
+
+
+def test_the_callers_caps_replace_the_time():
+    assert by_time(6.0).limited(100, None).prefill_tokens(load(0), 0) == 100
+    assert by_time(6.0).limited(None, 20) == TokenCap(4096, 20)
+    assert by_time(6.0).limited(None, None) == by_time(6.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"gap_ms": 0.0}, "more than 0 ms"),
+        ({"gap_ms": float("nan")}, "more than 0"),
+        ({"least": 0}, "least"),
+        ({"alone": ()}, "alone"),
+    ],
+)
+def test_a_budget_of_no_time_is_refused(wrong: dict[str, Any], named: str):
+    with pytest.raises(ConfigError, match=named):
+        by_time(**{"gap_ms": 5.0} | wrong)
+
+
+class Told:
+    """A budget that remembers what it was asked."""
+
+    most = 8
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[StepLoad, int]] = []
+
+    def prefill_tokens(self, load: StepLoad, waiting: int) -> int:
+        self.asked.append((load, waiting))
+        return self.most
+
+
+def test_the_scheduler_tells_what_the_decode_rows_attend_to_and_how_far_prompts_are(world: Any):
+    w = world(blocks=32, slots=4, alone=8, mixed=8)
+    told = w.scheduler.budget = Told()
+    w.add([1, 2, 3, 4, 5], 6)
+    w.step()
+    assert told.asked.pop() == (StepLoad(0, 0, 0, 0), 1)
+    w.step()
+    assert not told.asked, "with decode rows only there is nothing to ask"
+    w.add([9] * 20, 2)
+    w.step()
+    assert told.asked.pop() == (StepLoad(1, 7, 0, 0), 1)
+    planned = w.step()
+    assert told.asked.pop() == (StepLoad(1, 8, 0, 0, 8), 0)
+    assert StepLoad.of(planned.plan) == StepLoad(1, 8, 0, 0).with_chunk(8, 8)
+    w.drain()
