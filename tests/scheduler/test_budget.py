@@ -140,3 +140,18 @@ def test_the_scheduler_tells_what_the_decode_rows_attend_to_and_how_far_prompts_
     assert told.asked.pop() == (StepLoad(1, 8, 0, 0, 8), 0)
     assert StepLoad.of(planned.plan) == StepLoad(1, 8, 0, 0).with_chunk(8, 8)
     w.drain()
+
+
+def test_steps_of_the_scheduler_stay_within_the_gap_while_a_long_prompt_is_computed(world: Any):
+    time = FittedStepTime(StepSizes(), ((1, 1.0), (11, 2.0)), 0.002, 0.001, 0.0)
+    w = world(blocks=64, slots=4, alone=40, mixed=40)
+    w.scheduler.budget = TimeBudget(time, 2.6, ((0, 40),), StepSizes(), least=1)
+    for length in (3, 5, 4):
+        w.add([length] * length, 30)
+    w.step()
+    w.add([2] * 90, 3)
+    loads = [StepLoad.of(w.step().plan) for _ in range(8)]
+    assert all(each.decode_rows == 3 and each.prefill_tokens > 3 for each in loads)
+    assert all(2.6 - 0.3 < time.ms(each) <= 2.6 for each in loads), "as much as fits, whatever the context by then"
+    assert loads[0].prefill_tokens > loads[-1].prefill_tokens, "later chunks attend to more"
+    w.drain()

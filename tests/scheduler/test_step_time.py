@@ -56,6 +56,8 @@ def test_a_fit_finds_the_model_that_made_the_steps():
 def test_a_fit_needs_steps():
     with pytest.raises(ValueError, match="at least one measured step"):
         fit_steps([])
+    with pytest.raises(ValueError, match=r"took 0\.0 ms"):
+        fit_steps([{**row(1, 9, 0, 0), "ms": 4.0}, {**row(1, 9, 0, 0), "ms": 0}])
     assert fit_steps([{**row(1, 9, 0, 0), "ms": 4.0}]).ms(StepLoad(1, 10, 0, 0)) == pytest.approx(4.0)
 
 

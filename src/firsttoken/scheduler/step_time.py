@@ -11,8 +11,9 @@ A step's kernels run one after the other, so its parts add up:
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from firsttoken.core.plan import StepPlan
@@ -21,8 +22,10 @@ from firsttoken.scheduler.step_sizes import GRAPH_SIZES, StepSizes
 
 # Sizes that are nearer to each other than this share one knot of the curve.
 KNOT_RATIO = 1.2
-# Assignments of steps to the two terms of a chunk's attention settle in a few rounds.
+# Which of the two terms of a chunk's attention is the larger settles in a few rounds, begun with chunks of more tokens
+# than this as those of many pairs.
 ROUNDS = 8
+FIRST_GUESS = 256
 
 
 class StepLoad(NamedTuple):
@@ -38,16 +41,18 @@ class StepLoad(NamedTuple):
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepLoad:
-        rows = context = tokens = pairs = reach = 0
-        for work in plan.work:
+        tokens = pairs = reach = 0
+        rows = len(plan.work)
+        # Decode rows come first and may be hundreds: the few chunks are looked for from the end.
+        for work in reversed(plan.work):
             start, count = work.start, work.count
             if count == 1 and work.sample:
-                rows += 1
-                context += start + 1
-            else:
-                tokens += count
-                pairs += chunk_pairs(start, count)
-                reach = max(reach, start + count)
+                break
+            rows -= 1
+            tokens += count
+            pairs += chunk_pairs(start, count)
+            reach = max(reach, start + count)
+        context = sum([work.start for work in plan.work[:rows]]) + rows
         return cls(rows, context, tokens, pairs, reach)
 
     def with_chunk(self, start: int, count: int) -> StepLoad:
@@ -72,14 +77,6 @@ class StepTime(Protocol):
     def ms(self, load: StepLoad) -> float: ...
 
 
-class Parts(NamedTuple):
-    """The parts of a step's time, ms."""
-
-    products: float
-    kv: float
-    chunks: float
-
-
 class FittedStepTime(NamedTuple):
     """The sum of the parts (see the module). ``knots`` are the ends of the products' curve: (token rows, ms), both
     rising; beyond the last it goes on as steep as its last piece. The other numbers are ms for each token of context,
@@ -94,53 +91,50 @@ class FittedStepTime(NamedTuple):
     per_pair: float
     per_reach: float
 
-    def parts(self, load: StepLoad) -> Parts:
-        decode_rows, context, tokens, pairs, reach = load
-        total = self.sizes.padded(decode_rows, tokens)
-        return Parts(
-            _along(self.knots, total),
-            self.per_context * context,
-            max(self.per_pair * pairs, self.per_reach * reach),
-        )
+    def products(self, decode_rows: int, prefill_tokens: int) -> float:
+        return _along(self.knots, self.sizes.padded(decode_rows, prefill_tokens))
+
+    def chunks(self, pairs: int, reach: int) -> float:
+        return max(self.per_pair * pairs, self.per_reach * reach)
 
     def ms(self, load: StepLoad) -> float:
-        return sum(self.parts(load))
+        rows, context, tokens, pairs, reach = load
+        return self.products(rows, tokens) + self.per_context * context + self.chunks(pairs, reach)
 
 
 def fit_steps(rows: Sequence[Mapping[str, Any]], sizes: StepSizes = GRAPH_SIZES) -> FittedStepTime:
     """The model of a device, from steps measured on it by ``bench steps``: mappings with ``decode_rows``, ``context``
     (of each decode row), ``prefill_tokens``, ``prefill_start`` and ``ms``. ``sizes``: what the device pads to.
 
-    Shares of the measured time are fitted, so short steps count as much as long ones. Raises `ValueError` without rows.
+    Shares of the measured time are fitted, so short steps count as much as long ones. Raises `ValueError` without rows
+    and for a step that took no time.
     """
     if not rows:
         raise ValueError("no steps to fit a model of step times to; give at least one measured step")
     loads = [load_of(row) for row in rows]
     times = [float(row["ms"]) for row in rows]
+    if not min(times) > 0:
+        raise ValueError(f"a measured step took {min(times)} ms; each must take more than 0")
     totals = [sizes.padded(load.decode_rows, load.prefill_tokens) for load in loads]
     ends = _knots(totals)
-    by_pairs = [load.prefill_tokens > 256 for load in loads]
+    by_pairs = [load.prefill_tokens > FIRST_GUESS for load in loads]
     for _ in range(ROUNDS):
         table = [
-            [
-                *_ramps(ends, total),
-                load.decode_context,
-                load.prefill_pairs if pairs else 0,
-                0 if pairs else load.prefill_reach,
-            ]
-            for total, load, pairs in zip(totals, loads, by_pairs, strict=True)
+            [value / ms for value in _columns(ends, total, load, pairs)]
+            for total, load, pairs, ms in zip(totals, loads, by_pairs, times, strict=True)
         ]
-        shares = [[value / ms for value in line] for line, ms in zip(table, times, strict=True)]
-        *rises, per_context, per_pair, per_reach = nonnegative_least_squares(shares, [1.0] * len(times))
-        now = [per_pair * load.prefill_pairs >= per_reach * load.prefill_reach for load in loads]
-        if now == by_pairs:
+        *rises, per_context, per_pair, per_reach = nonnegative_least_squares(table, [1.0] * len(times))
+        before, by_pairs = by_pairs, [per_pair * load.prefill_pairs >= per_reach * load.prefill_reach for load in loads]
+        if by_pairs == before:
             break
-        by_pairs = now
-    height, knots = 0.0, []
-    for end, rise in zip(ends, rises, strict=True):
-        height += rise
-        knots.append((end, height))
-    return FittedStepTime(sizes, tuple(knots), per_context, per_pair, per_reach)
+    knots = tuple(zip(ends, accumulate(rises), strict=True))
+    return FittedStepTime(sizes, knots, per_context, per_pair, per_reach)
+
+
+def _columns(ends: Sequence[int], total: int, load: StepLoad, by_pairs: bool) -> list[float]:
+    """What the model's numbers are multiplied by for this step."""
+    pairs, reach = (load.prefill_pairs, 0) if by_pairs else (0, load.prefill_reach)
+    return [*_ramps(ends, total), load.decode_context, pairs, reach]
 
 
 def load_of(row: Mapping[str, Any]) -> StepLoad:
@@ -168,8 +162,12 @@ def _ramps(ends: Sequence[int], total: int) -> list[float]:
 
 
 def _along(knots: tuple[tuple[int, float], ...], total: int) -> float:
-    place = min(max(bisect_right(knots, (total, float("inf"))), 1), len(knots) - 1)
-    if not place:
+    place = bisect_left(knots, (total,))  # of the first knot that is not below
+    if place == 0:
         return knots[0][1]
+    if place == len(knots):
+        if place == 1:
+            return knots[0][1]
+        place -= 1
     (low, low_ms), (high, high_ms) = knots[place - 1], knots[place]
-    return max(low_ms, low_ms + (high_ms - low_ms) * (total - low) / (high - low))
+    return low_ms + (high_ms - low_ms) * (total - low) / (high - low)
