@@ -1,0 +1,83 @@
+"""The figures of a simulated run, kept as counts so that millions of gaps take little memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from itertools import chain, pairwise, repeat
+from typing import Any
+
+from firsttoken.core.clock import NS_PER_MS, NS_PER_S
+from firsttoken.core.timeline import Timeline
+from firsttoken.observability.account import timings
+from firsttoken.observability.percentiles import percentile, percentiles
+
+# The stages that a simulation passes: from the arrival until the engine looks, and the engine's own.
+STAGES = ("transport_ms", "queue_ms", "prefill_ms", "decode_ms")
+
+
+@dataclass(frozen=True)
+class Targets:
+    """In ms, None for none. A request is good when its first token came within ``ttft_ms`` and 99 % of its gaps are
+    within ``itl_ms``."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+
+
+class ClassFigures:
+    """What the requests of one class got. Times in ns, told as percentile objects in ms."""
+
+    def __init__(self, targets: Targets) -> None:
+        self._targets = targets
+        self._ttft = array("d")
+        self._e2e = array("d")
+        self._gaps: Counter[int] = Counter()
+        self._good = 0
+        self._stages: dict[str, array[float]] = {stage: array("d") for stage in STAGES}
+
+    def add(self, timeline: Timeline, token_times: array[int]) -> None:
+        """A request has ended: its timeline, whose first stamp is its arrival, and when each token was delivered."""
+        began = timeline.times[0]
+        ttft_ms = (token_times[0] - began) / NS_PER_MS
+        self._ttft.append(ttft_ms)
+        self._e2e.append((token_times[-1] - began) / NS_PER_MS)
+        gaps = [after - before for before, after in pairwise(token_times)]
+        self._gaps.update(gaps)
+        self._good += self._is_good(ttft_ms, gaps)
+        account = timings(timeline)
+        for stage, values in self._stages.items():
+            values.append(account[stage])
+
+    def _is_good(self, ttft_ms: float, gaps: list[int]) -> bool:
+        wanted = self._targets
+        if wanted.ttft_ms is not None and ttft_ms > wanted.ttft_ms:
+            return False
+        return wanted.itl_ms is None or not gaps or percentile(sorted(gaps), 0.99) <= wanted.itl_ms * NS_PER_MS
+
+    @property
+    def ttft_ms(self) -> list[float]:
+        """Ascending."""
+        return sorted(self._ttft)
+
+    @property
+    def itl_ms(self) -> list[float]:
+        """Every gap, ascending."""
+        return list(chain.from_iterable(repeat(ns / NS_PER_MS, count) for ns, count in sorted(self._gaps.items())))
+
+    @property
+    def e2e_ms(self) -> list[float]:
+        """Ascending."""
+        return sorted(self._e2e)
+
+    def result(self, virtual_ns: int) -> dict[str, Any]:
+        """``goodput`` in requests a second of the run's ``virtual_ns``."""
+        return {
+            "requests": len(self._ttft),
+            "ttft_ms": percentiles(self._ttft),
+            "itl_ms": percentiles(self.itl_ms),
+            "e2e_ms": percentiles(self._e2e),
+            "goodput": self._good * NS_PER_S / virtual_ns if virtual_ns else 0.0,
+            "stages_ms": {stage.removesuffix("_ms"): percentiles(values) for stage, values in self._stages.items()},
+        }

@@ -1,0 +1,194 @@
+"""A virtual run: the real scheduler and cache on the one side, a device that only takes time on the other.
+
+The order within a turn is the engine loop's: what has arrived is taken in, steps are launched until ``in_flight`` of
+them are under way, the oldest one's result is read. Virtual time passes in two places: while the oldest step runs, and
+while there is nothing to do. The host's own work takes none.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from firsttoken.core.clock import NS_PER_MS, clock_replaced
+from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.kv_format import KVFormat
+from firsttoken.core.plan import RowSample, StepResult
+from firsttoken.core.request import EngineRequest, Request
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.timeline import Mark
+from firsttoken.kvcache import KVCache
+from firsttoken.scheduler import PlannedStep, Scheduler, Update
+from firsttoken.scheduler.step_time import StepLoad, StepTime
+from firsttoken.simulate.figures import ClassFigures, Targets
+from firsttoken.simulate.policies import Policy
+from firsttoken.simulate.workload import OUTPUT_TOKEN, Job
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+# Nothing is stored in a simulated block, so only its number of tokens counts.
+KV_FORMAT = KVFormat(dtype="bfloat16", layers=1, kv_heads=1, head_dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineShape:
+    """The simulated engine: ``kv_blocks`` of 16 tokens, and the rest as in `SchedulerConfig` and `EngineConfig`."""
+
+    kv_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+    in_flight: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``refused`` counts the codes of requests that can never run; ``virtual_ns`` is when the last step ended."""
+
+    classes: dict[str, ClassFigures]
+    refused: Counter[str]
+    steps: int
+    preemptions: int
+    evictions: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    output_tokens: int
+    virtual_ns: int
+
+    @property
+    def hit_ratio(self) -> float:
+        """Prompt tokens found in the cache, as a share of all prompt tokens."""
+        return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(slots=True)
+class _Live:
+    service_class: str
+    token_times: array[int]
+
+
+class _VirtualClock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def read(self) -> int:
+        return self.now
+
+
+def simulate(
+    jobs: Sequence[Job], policy: Policy, engine: EngineShape, step_time: StepTime, targets: Targets | None = None
+) -> Outcome:
+    """Serve ``jobs`` (in order of arrival) to their ends. Raises `ConfigError` for a shape that no engine can have."""
+    kv = KVCache(KV_FORMAT, engine.kv_blocks, model="simulated")
+    scheduler = policy.build(kv, max_num_seqs=engine.max_num_seqs, max_model_len=engine.max_model_len)
+    run = _Run(jobs, scheduler, kv, step_time, engine, targets or Targets())
+    with clock_replaced(run.clock.read):
+        run.to_the_end()
+    return run.outcome()
+
+
+class _Run:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        scheduler: Scheduler,
+        kv: KVCache,
+        step_time: StepTime,
+        engine: EngineShape,
+        targets: Targets,
+    ) -> None:
+        self.clock = _VirtualClock()
+        self._jobs = jobs
+        self._scheduler = scheduler
+        self._kv = kv
+        self._step_time = step_time
+        self._depth = engine.in_flight
+        self._targets = targets
+        self._arrived = 0
+        self._flying: deque[tuple[PlannedStep, int]] = deque()  # with the time at which each ends
+        self._device_free_ns = 0
+        self._live: dict[int, _Live] = {}
+        self._samples = [RowSample(slot, OUTPUT_TOKEN) for slot in range(engine.max_num_seqs)]
+        self._classes: dict[str, ClassFigures] = {}
+        self._refused: Counter[str] = Counter()
+        self._steps = 0
+
+    def to_the_end(self) -> None:
+        """Raises `RuntimeError` when requests wait and the scheduler plans nothing."""
+        while True:
+            self._drain()
+            self._launch()
+            if self._flying:
+                self._harvest()
+            elif self._arrived < len(self._jobs):
+                self.clock.now = max(self.clock.now, self._jobs[self._arrived].at_ns)
+            elif self._live:
+                raise RuntimeError(f"{len(self._live)} requests are left and the scheduler plans no step for them")
+            else:
+                return
+
+    def outcome(self) -> Outcome:
+        counters = self._scheduler.counters
+        return Outcome(
+            classes=self._classes,
+            refused=self._refused,
+            steps=self._steps,
+            preemptions=counters.preemptions,
+            evictions=self._kv.stats().evictions,
+            prompt_tokens=counters.prompt_tokens,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
+            output_tokens=counters.output_tokens,
+            virtual_ns=self._device_free_ns,
+        )
+
+    def _drain(self) -> None:
+        jobs = self._jobs
+        while self._arrived < len(jobs) and jobs[self._arrived].at_ns <= self.clock.now:
+            self._add(jobs[self._arrived], self._arrived)
+            self._arrived += 1
+
+    def _add(self, job: Job, number: int) -> None:
+        wire = EngineRequest(
+            id=number,
+            prompt=job.prompt(number),
+            params=GREEDY,
+            seed=0,
+            max_tokens=job.output,
+            # It was sent when it arrived; the engine looks between two steps.
+            stamps=[(Mark.TOKENIZED, job.at_ns)],
+        )
+        try:
+            self._scheduler.add(Request(wire))
+        except InvalidRequest as refusal:
+            self._refused[refusal.code or "invalid"] += 1
+            return
+        self._live[number] = _Live(job.service_class, array("q"))
+
+    def _launch(self) -> None:
+        while len(self._flying) < self._depth:
+            planned = self._scheduler.plan()
+            if planned is None:
+                return
+            # Steps run one after the other, and not before they are launched.
+            began = max(self._device_free_ns, self.clock.now)
+            self._device_free_ns = began + round(self._step_time.ms(StepLoad.of(planned.plan)) * NS_PER_MS)
+            self._flying.append((planned, self._device_free_ns))
+
+    def _harvest(self) -> None:
+        planned, self.clock.now = self._flying.popleft()
+        self._steps += 1
+        plan, samples = planned.plan, self._samples
+        result = StepResult(plan.step_id, [samples[work.slot] for work in plan.work if work.sample])
+        now, live = self.clock.now, self._live
+        for update in self._scheduler.complete(planned, result):
+            live[update.request.request_id].token_times.append(now)
+            if update.finished:
+                self._finish(update)
+
+    def _finish(self, update: Update) -> None:
+        request = update.request
+        ended = self._live.pop(request.request_id)
+        figures = self._classes.get(ended.service_class)
+        if figures is None:
+            figures = self._classes[ended.service_class] = ClassFigures(self._targets)
+        figures.add(request.timeline, ended.token_times)

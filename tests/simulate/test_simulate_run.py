@@ -1,0 +1,198 @@
+"""The virtual run: time passes as steps take it, in the engine loop's order, through the real scheduler and cache."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+import pytest
+
+from firsttoken.core.clock import NS_PER_MS, now_ns
+from firsttoken.core.errors import ConfigError
+from firsttoken.scheduler import StepTotal, TokenCap
+from firsttoken.scheduler.step_time import StepLoad
+from firsttoken.simulate.figures import Targets
+from firsttoken.simulate.policies import POLICY_NAMES, Policy, find_policy
+from firsttoken.simulate.run import EngineShape, Outcome, simulate
+from firsttoken.simulate.workload import Job
+
+BUDGET = StepTotal(alone=((0, 8192), (2, 2048)), mixed=((0, 512), (2, 1024)), row_profiles=(4, 16, 32, 64))
+CAP = TokenCap(64, 16)
+ENGINE = EngineShape(kv_blocks=100, max_num_seqs=4, max_model_len=1000, in_flight=2)
+
+
+@dataclass
+class Fixed:
+    """Each step takes ``step_ms``, and 1 ms more for each 16 prompt tokens. Remembers what it was asked."""
+
+    step_ms: float = 10.0
+    loads: list[StepLoad] = field(default_factory=list)
+
+    def ms(self, load: StepLoad) -> float:
+        self.loads.append(load)
+        return self.step_ms + load.prefill_tokens / 16
+
+
+def at(ms: float, tokens: int = 16, output: int = 3, blocks: tuple[int, ...] = ()) -> Job:
+    return Job(round(ms * NS_PER_MS), tokens, output, blocks)
+
+
+def run(jobs: list[Job], time: Fixed | None = None, *, policy: str = "default", **shape: int) -> Outcome:
+    engine = EngineShape(
+        **{
+            "kv_blocks": ENGINE.kv_blocks,
+            "max_num_seqs": ENGINE.max_num_seqs,
+            "max_model_len": ENGINE.max_model_len,
+            "in_flight": ENGINE.in_flight,
+            **shape,
+        }
+    )
+    return simulate(jobs, find_policy(policy, CAP), engine, time or Fixed())
+
+
+def test_a_lone_request_takes_its_steps() -> None:
+    outcome = run([at(5, output=3)])
+    figures = outcome.classes["p2"]
+    # The prompt's step takes 11 ms, the two decode steps behind it 10 ms each.
+    assert figures.ttft_ms == [11.0]
+    assert figures.itl_ms == [10.0, 10.0]
+    assert figures.e2e_ms == [31.0]
+    assert outcome.steps == 3
+    assert outcome.output_tokens == 3
+    assert outcome.virtual_ns == 36 * NS_PER_MS
+
+
+def test_a_request_joins_the_step_behind_those_that_are_launched() -> None:
+    """With two steps in flight, one that comes in the first's time waits for the first to end, and then its step for
+    the second: as in the engine, where the device always has a step to go on with."""
+    jobs = [at(0, output=10), at(3, output=1)]
+    # Steps end at 11, 21, 31, ...; at 11 the late one is planned behind the step that ends at 21, and takes 11 itself.
+    assert run(jobs).classes["p2"].ttft_ms == [11.0, 32.0 - 3.0]
+    # In lockstep its step begins at 11 at once, and decodes the other row too.
+    assert run(jobs, in_flight=1).classes["p2"].ttft_ms == [11.0, 22.0 - 3.0]
+
+
+def test_stages_come_from_the_timeline_and_sum_to_the_whole() -> None:
+    result = run([at(0, output=10), at(3, output=4)]).classes["p2"].result(10**9)
+    stages = result["stages_ms"]
+    assert sum(stages[name]["mean"] for name in stages) == pytest.approx(result["e2e_ms"]["mean"])
+    assert stages["transport"]["max"] == 8.0  # from 3 to 11, when the engine looked
+
+
+def test_the_device_rests_until_the_next_request() -> None:
+    outcome = run([at(0, output=1), at(1000, output=1)])
+    assert outcome.classes["p2"].ttft_ms == [11.0, 11.0]
+    assert outcome.virtual_ns == 1011 * NS_PER_MS
+
+
+def test_prompts_that_begin_alike_are_found_in_the_cache() -> None:
+    time = Fixed()
+    outcome = run([at(0, 600, 1, (7, 8)), at(500, 600, 1, (7, 9))], time, max_model_len=1000, kv_blocks=100)
+    assert outcome.cached_prompt_tokens == 512
+    assert outcome.hit_ratio == 512 / 1200
+    assert sum(load.prefill_tokens for load in time.loads) == 600 + 88
+
+
+def test_prompts_without_blocks_have_nothing_in_common() -> None:
+    assert run([at(0, 600, 1), at(500, 600, 1)]).hit_ratio == 0.0
+
+
+def test_what_cannot_ever_run_is_refused_and_counted() -> None:
+    outcome = run([at(0, 1200), at(0, 16, 1), at(0, 1100)])
+    assert dict(outcome.refused) == {"context_length_exceeded": 2}
+    assert len(outcome.classes["p2"].ttft_ms) == 1
+
+
+def test_scarce_blocks_preempt_and_everything_still_ends() -> None:
+    jobs = [at(0, 32, 60) for _ in range(4)]
+    outcome = run(jobs, kv_blocks=12)
+    assert outcome.preemptions > 0
+    assert outcome.evictions > 0
+    assert outcome.output_tokens == 4 * 60
+    assert len(outcome.classes["p2"].itl_ms) == 4 * 59
+
+
+def test_goodput_counts_what_keeps_the_targets() -> None:
+    jobs = [at(0, output=3), at(1000, 160, output=3)]  # the second's first token takes 20 ms
+    engine = ENGINE
+    for targets, good in ((Targets(), 2), (Targets(ttft_ms=12), 1), (Targets(itl_ms=9.9), 0), (Targets(100, 10), 2)):
+        outcome = simulate(jobs, find_policy("default", TokenCap(512, 16)), engine, Fixed(), targets)
+        assert outcome.classes["p2"].result(2 * 10**9)["goodput"] == good / 2
+
+
+def test_classes_have_figures_of_their_own() -> None:
+    jobs = [at(0), Job(0, 16, 3, service_class="p0")]
+    outcome = run(jobs)
+    assert sorted(outcome.classes) == ["p0", "p2"]
+    assert all(len(figures.ttft_ms) == 1 for figures in outcome.classes.values())
+
+
+def test_the_real_clock_goes_on_afterwards() -> None:
+    before = now_ns()
+    run([at(10**6)])
+    assert before <= now_ns() < before + 10**6 * NS_PER_MS
+
+
+def test_a_policy_that_plans_nothing_is_found_out() -> None:
+    class Idle(find_policy("default", CAP).scheduler):  # type: ignore[misc]
+        def plan(self) -> None:
+            return None
+
+    with pytest.raises(RuntimeError, match="1 requests are left"):
+        simulate([at(0)], Policy("idle", CAP, Idle), ENGINE, Fixed())
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_every_policy_serves_everything_the_same_each_time(name: str) -> None:
+    jobs = [at(7 * number, 16 + 37 * number % 300, 1 + number % 20) for number in range(60)]
+    first, second = run(jobs, policy=name), run(jobs, policy=name)
+    assert first.output_tokens == sum(job.output for job in jobs)
+    assert len(first.classes["p2"].e2e_ms) == 60
+    assert first.classes["p2"].result(1) == second.classes["p2"].result(1)
+
+
+def mixed(loads: list[StepLoad]) -> list[StepLoad]:
+    return [load for load in loads if load.decode_rows and load.prefill_tokens]
+
+
+def test_fcfs_fills_a_step_to_its_total_decode_rows_included() -> None:
+    time = Fixed()
+    run([at(0, 16, 40), at(15, 900, 1), at(15, 16, 1)], time, policy="fcfs-512")
+    assert [load.decode_rows + load.prefill_tokens for load in mixed(time.loads)] == [512, 1 + 900 - 511 + 16]
+
+
+def test_fcfs_lets_nobody_overtake() -> None:
+    # The short prompt came last: by the scheduler's own rule it shares the step, first come first served it waits.
+    jobs = [at(0, 16, 40), at(15, 980, 1), at(16, 16, 1)]
+    ours = run(jobs).classes["p2"].ttft_ms
+    first_come = run(jobs, policy="fcfs-512").classes["p2"]
+    assert ours[1] < ours[2]
+    assert first_come.ttft_ms[1] == pytest.approx(first_come.ttft_ms[2], abs=1.01)
+
+
+def test_fcfs_waits_for_a_request_that_does_not_fit() -> None:
+    # 40 of 50 blocks are taken: the long one does not fit until the first has ended, the short one would.
+    jobs = [at(0, 600, 20), at(1, 400, 1), at(2, 16, 1)]
+    overtaken = run(jobs, kv_blocks=50)
+    in_order = run(jobs, kv_blocks=50, policy="fcfs-2048")
+    assert min(overtaken.classes["p2"].ttft_ms) < 70
+    assert sorted(in_order.classes["p2"].ttft_ms)[1] > 200
+
+
+def test_prefill_first_never_mixes_and_lets_decode_rows_wait() -> None:
+    time = Fixed()
+    outcome = run([at(0, 16, 10), at(15, 900, 1)], time, policy="prefill-first")
+    assert not mixed(time.loads)
+    assert max(outcome.classes["p2"].itl_ms) == 10 + 10 + 900 / 16
+
+
+def test_policies_differ_in_no_more_than_they_say() -> None:
+    assert find_policy("default", BUDGET).budget is BUDGET
+    with pytest.raises(ConfigError, match="'fastest' is no policy: known are default, fcfs-512"):
+        find_policy("fastest", BUDGET)
+
+
+def test_prompts_are_the_blocks_tokens() -> None:
+    prompt = array("I", Job(0, 700, 1, (3, 5)).prompt(9))
+    assert list(prompt) == [4] * 512 + [6] * 188
+    assert set(array("I", Job(0, 7, 1).prompt(9))) == {10}
