@@ -98,6 +98,13 @@ def test_more_of_anything_never_takes_less(load: StepLoad, component: int, more:
     assert 0 < MODEL.ms(load) <= MODEL.ms(StepLoad(*larger))
 
 
+def test_a_short_chunk_behind_a_long_prefix_takes_as_long_as_the_walk_along_it():
+    steps = [step for step in measured() if step["kind"] == "prefill" and step["prefill_tokens"] <= 128]
+    assert {step["prefill_start"] for step in steps} == {0, 512, 2048, 4096, 8192}
+    for step in steps:
+        assert MODEL.ms(load_of(step)) == pytest.approx(step["ms"], rel=0.12)
+
+
 def test_padding_is_what_a_step_pays_for():
     assert MODEL.ms(StepLoad(5, 0, 0, 0)) == MODEL.ms(StepLoad(8, 0, 0, 0))
     assert MODEL.ms(StepLoad(4, 0, 508, 0)) < 0.8 * MODEL.ms(StepLoad(4, 0, 509, 0)), "512 token rows, then 768"
