@@ -6,6 +6,8 @@ import dataclasses
 import gc
 import json
 import logging
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -126,6 +128,103 @@ def test_a_command_that_fails_leaves_no_engine():
         command()
     assert not handles[0].alive()
     assert began_ns <= handles[0].launched_ns <= now_ns()
+
+
+def test_a_term_ends_a_command_and_its_engine_at_once():
+    code = """
+import time
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.engine.launch import engine_process
+
+with engine_process(EngineArgs(model="random:tiny-llama")) as handle:
+    print(handle.pid, flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        engine = int(command.stdout.readline())
+        os.kill(engine, 0)
+        command.terminate()
+        assert command.wait(20) == 128 + signal.SIGTERM
+        with pytest.raises(ProcessLookupError):
+            os.kill(engine, 0)
+
+
+def test_a_signal_sent_to_the_whole_group_spares_an_engine_from_its_first_instant(capfd):
+    handle = start_process(EngineArgs(model=TINY))
+    link = EngineLink(handle)
+    link.listen()
+    try:
+        for number in range(200):
+            os.kill(handle.pid, signal.SIGINT if number % 2 else signal.SIGTERM)
+            time.sleep(0.001)
+        link.ready.result(60)
+    finally:
+        handle.stop(10)
+    assert "KeyboardInterrupt" not in capfd.readouterr().err
+
+
+def test_an_engine_that_ignores_signals_holds_none():
+    """What the launch held is let go: the processes that an engine starts would inherit it."""
+    code = """
+import signal, sys, types
+from firsttoken.devices import registry
+from firsttoken.engine import process
+
+sys.modules["firsttoken.engine.run"] = types.SimpleNamespace(run_engine=lambda *_, **__: True)
+registry.begin_devices = lambda device: None
+signal.pthread_sigmask(signal.SIG_BLOCK, process.ENDING_SIGNALS)
+process.main([sys.argv[1], "0", "error", "text", '{"model": "m"}'])
+print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())), [signal.getsignal(n).name for n in process.ENDING_SIGNALS])
+"""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        words = [sys.executable, "-c", code, str(theirs.fileno())]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, pass_fds=[theirs.fileno()])
+    assert done.stdout == "[] ['SIG_IGN', 'SIG_IGN']\n"
+
+
+def test_signals_are_taken_again_after_a_launch(start):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    start(model=TINY)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_an_engine_starts_in_a_folder_of_files_called_as_modules(tmp_path, monkeypatch):
+    for name in ("select", "json", "numpy", "torch", "firsttoken"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not the module')")
+    monkeypatch.chdir(tmp_path)
+    link = EngineLink(start_process(EngineArgs(model=TINY)))
+    link.listen()
+    try:
+        link.ready.result(60)
+    finally:
+        link.handle.stop(10)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_what_an_engine_prints_stays_out_of_its_channel_when_standard_streams_are_closed(tmp_path, taken):
+    """Whichever of the three numbers the channel's two sockets would get."""
+    code = f"""
+import os, sys
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.engine.launch import start_process
+from firsttoken.frontend.link import EngineLink
+from firsttoken.observability.logging import setup_logging
+
+setup_logging("debug")
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range({taken})]
+link = EngineLink(start_process(EngineArgs(model="random:tiny-llama")))
+link.listen()
+with open(sys.argv[1], "w") as file:
+    file.write(f"{{held}} {{link.ready.result(60).model}}")
+link.fail("the test has seen enough", asked=True)
+link.handle.stop(10)
+"""
+    seen = tmp_path / "seen"
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code, str(seen)]
+    assert subprocess.run(closed, timeout=60, check=False).returncode == 0
+    assert seen.read_text() == f"{list(range(taken))} {TINY}"
 
 
 def test_the_parts_of_the_start_sum_to_the_whole(start):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +23,7 @@ import msgspec
 from firsttoken.core.clock import now_ns
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
+from firsttoken.engine.process import ENDING_SIGNALS
 from firsttoken.engine.start_account import StartAccount
 from firsttoken.observability.logging import logging_setup
 from firsttoken.transport.channel import ChannelClosed, ClientEnd
@@ -115,12 +118,14 @@ def start_process(args: EngineArgs) -> ProcessHandle:
     wrong type.
     """
     _check_types(args)
+    _fill_standard_descriptors()
     level, as_json = logging_setup()
     launched_ns = now_ns()
     ours, theirs = socket.socketpair()
     with theirs:
         command = [
             sys.executable,
+            "-P",  # else a file of the working directory that is called as a module would be taken for it
             "-m",
             "firsttoken.engine.process",
             str(theirs.fileno()),
@@ -129,21 +134,53 @@ def start_process(args: EngineArgs) -> ProcessHandle:
             "json" if as_json else "text",
             msgspec.json.encode(args).decode(),
         ]
-        process = subprocess.Popen(  # noqa: S603
-            command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=COMPUTE_ENVIRONMENT | os.environ
-        )
+        with _ending_signals_held():
+            process = subprocess.Popen(  # noqa: S603
+                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=COMPUTE_ENVIRONMENT | os.environ
+            )
     return ProcessHandle(process, SocketClientEnd(ours), launched_ns)
+
+
+def _fill_standard_descriptors() -> None:
+    """Give those of stdin, stdout and stderr that are closed to the null device. A socket would take their number
+    next, and what the engine and its libraries print would go into the channel."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+@contextlib.contextmanager
+def _ending_signals_held() -> Iterator[None]:
+    """A Ctrl-C or TERM sent to the whole group waits, and a process that is started meanwhile begins like this: the
+    engine's own interpreter is not interrupted before it has said that it ignores them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
 def engine_process(args: EngineArgs) -> Iterator[ProcessHandle]:
     """`start_process` for a command, before it imports what it will do with the engine, and the end of the process
-    should the command fail in between or forget it."""
-    handle = start_process(args)
+    should the command fail in between or forget it.
+
+    For the main thread. Until the command handles SIGTERM itself, that raises ``SystemExit``: the default would end
+    the command alone, and the engine only when it notices.
+    """
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
-        yield handle
+        handle = start_process(args)
+        try:
+            yield handle
+        finally:
+            handle.stop(_GIVEN_UP_S)
     finally:
-        handle.stop(_GIVEN_UP_S)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def start_thread(args: EngineArgs) -> ThreadHandle:

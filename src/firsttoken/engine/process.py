@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # What an engine gets to leave by itself once its front end is gone.
 LEAVE_S = 2.0
+# The front end decides when to stop: one of these, sent to the whole group, must not cut its drain short.
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(argv: list[str]) -> int:
@@ -33,9 +35,9 @@ def main(argv: list[str]) -> int:
     fd, launched_ns, level, log_format, raw_args = argv
     account = StartAccount(int(launched_ns))
     account.close("interpreter")
-    # The front end decides when to stop; a Ctrl-C or TERM sent to the whole group must not cut its drain short.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)  # held since the launch
     front_end = socket.socket(fileno=int(fd))
     threading.Thread(target=_end_with, args=(front_end.fileno(),), name="firsttoken-end", daemon=True).start()
     # What imports make is no garbage: walking it again and again takes a sixth of their time, and finds nothing.
