@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import subprocess
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from firsttoken.cli.bench_options import run_async, say
 from firsttoken.cli.main import main
 
 # Runs a command up to its engine's launch, and prints what is imported by then.
@@ -78,3 +81,33 @@ def test_bad_usage_is_found_before_the_launch(stub: Any, tmp_path: Path) -> None
         ):
             assert main(argv) == 2, argv
     assert not stub.args
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_commands_work_where_a_standard_stream_is_closed(
+    stub: Any, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    monkeypatch.setattr(f"sys.{closed}", None)
+    assert main(["generate", "--prompt", "x"]) == 0
+    assert main(["chat"]) == 0
+    assert len(stub.requests) == (1 if closed == "stdin" else 2)
+    say("measuring")
+
+
+def test_a_measurement_is_begun_on_its_loop_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted before, it would leave a coroutine that nobody waits for, and Python says so on stderr."""
+    begun = []
+
+    async def measure(what: str) -> str:
+        return what
+
+    def work(what: str) -> Coroutine[Any, Any, str]:
+        begun.append(what)
+        return measure(what)
+
+    assert run_async(work, "latency") == "latency"
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    with pytest.raises(ImportError):
+        run_async(work, "load")
+    assert begun == ["latency"]

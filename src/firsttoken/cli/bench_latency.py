@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
             warmup=options.warmup,
             seed=options.seed,
         )
-        result = run_async(_measure(args, handle, config))
+        result = run_async(_measure, args, handle, config)
     hand_in(options, result, _lines(result))
     return 0
 

@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
             target_ttft_ms=options.target_ttft,
             target_itl_ms=options.target_itl,
         )
-        result = run_async(_measure(args, handle, config))
+        result = run_async(_measure, args, handle, config)
     hand_in(options, result, _lines(result))
     missed = any(not target["met"] for target in result["targets"].values())
     return 1 if missed or result["requests"]["failed"] else 0

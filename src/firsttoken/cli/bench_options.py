@@ -7,12 +7,15 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from firsttoken.cli.options import add_engine_options, add_log_level, add_model_argument
+from firsttoken.cli.streams import is_terminal
 from firsttoken.core.errors import ConfigError
+
+T = TypeVar("T")
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)")
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
@@ -90,7 +93,7 @@ def hand_in(options: argparse.Namespace, result: Any, lines: Iterable[str]) -> N
 
 def say(text: str) -> None:
     """Progress, for people, on stderr: only where one is looking."""
-    if sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         print(text, file=sys.stderr)
 
 
@@ -120,11 +123,11 @@ def _columns(cells: Sequence[str]) -> str:
     return f"{cells[0]:<6}" + "".join(f"{cell:>11}" for cell in cells[1:])
 
 
-def run_async(work: Any) -> Any:
-    """Run a coroutine on the loop that serves in production."""
+def run_async(work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    """Run ``work(*args)`` on the loop that serves in production; it is called once there is one."""
     import asyncio
 
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
+        return runner.run(work(*args))

@@ -15,6 +15,7 @@ from firsttoken.cli.options import (
     engine_args,
     sampling_fields,
 )
+from firsttoken.cli.streams import is_terminal
 from firsttoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _talk(options: argparse.Namespace, source: Source) -> int:
         from firsttoken.cli.terminal import HELP as KEYS
         from firsttoken.cli.terminal import Chat, pipe_reader, terminal_reader
 
-        interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        interactive = is_terminal(sys.stdin) and is_terminal(sys.stdout)
         console = Console(soft_wrap=True)
         if interactive:
             console.print(f"{source.model}\n{KEYS}", style="dim", markup=False, highlight=False)

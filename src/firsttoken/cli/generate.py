@@ -17,6 +17,7 @@ from firsttoken.cli.options import (
     engine_args,
     sampling_fields,
 )
+from firsttoken.cli.streams import is_terminal
 from firsttoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
     defaults = {"max_tokens": MAX_TOKENS, **sampling_fields(options)}
     jobs = _jobs(options, defaults)
     args = engine_args(options)
-    if options.prompt and len(jobs) == 1 and options.output is None and not options.json and sys.stdout.isatty():
+    alone = options.prompt and len(jobs) == 1 and options.output is None and not options.json
+    if alone and is_terminal(sys.stdout):
         return _stream(args, jobs[0], defaults)
     with ExitStack() as stack:
         output = None

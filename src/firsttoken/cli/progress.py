@@ -22,6 +22,7 @@ from rich.text import Text
 
 from firsttoken.checkpoint.progress import OnProgress
 from firsttoken.checkpoint.progress import Progress as Report
+from firsttoken.cli.streams import is_terminal
 
 # Between the plain lines of one stage.
 _LINE_EVERY_S = 10.0
@@ -54,7 +55,7 @@ def transfer_progress(console: Console | None = None) -> Iterator[OnProgress]:
             yield tell
         return
     columns = (_WORDS, BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    progress = Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty())
+    progress = Progress(*columns, console=console, redirect_stdout=is_terminal(sys.stdout))
     tasks: dict[tuple[str, str], TaskID] = {}
 
     def update(report: Report) -> None:
@@ -81,7 +82,7 @@ def count_progress(title: str, total: int, console: Console | None = None) -> It
         return
     columns = (_WORDS, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
     # Answers on stdout pass by the bar only where both share the terminal: into a file they must go as they are.
-    with Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty()) as progress:
+    with Progress(*columns, console=console, redirect_stdout=is_terminal(sys.stdout)) as progress:
         task = progress.add_task(title, total=total, note="")
 
         def update(done: int, note: str) -> None:

@@ -135,11 +135,11 @@ def terminal_reader() -> Callable[[], str]:
     return lambda: input(PROMPT)
 
 
-def pipe_reader(stdin: TextIO) -> Callable[[], str]:
-    """Reads turns from a pipe, one a line."""
+def pipe_reader(stdin: TextIO | None) -> Callable[[], str]:
+    """Reads turns from a pipe, one a line; a closed stdin (None) has none."""
 
     def read() -> str:
-        line = stdin.readline()
+        line = "" if stdin is None else stdin.readline()
         if not line:
             raise EOFError
         return line
