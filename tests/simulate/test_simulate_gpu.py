@@ -51,6 +51,21 @@ def test_the_error_is_of_steps_that_the_model_has_not_seen(tmp_path: Path) -> No
     assert list(exact.error) == ["decode"]
 
 
+def test_a_quarter_is_held_out_and_the_model_that_runs_has_seen_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    real = module.fit_steps
+
+    def spy(rows: Any) -> Any:
+        shown.append({row["decode_rows"] for row in rows})
+        return real(rows)
+
+    monkeypatch.setattr(module, "fit_steps", spy)
+    model_gpu(read_table(table(tmp_path / "steps")))
+    assert [len(rows) for rows in shown] == [30, 40]
+
+
 def test_an_unknown_pair_says_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"'a100'.* come with firsttoken, only of h200 llama-3.1-8b; measure"):
         packaged_table("a100", "llama-3.1-8b")

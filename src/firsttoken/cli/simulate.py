@@ -216,14 +216,14 @@ def _lines(head: dict[str, Any], results: list[dict[str, Any]]) -> list[str]:
             f"{kind} {100 * error['p50']:.1f}/{100 * error['p90']:.1f} %"
             for kind, error in results[0]["step_time_error"].items()
         ),
-        f"{'p50 / p99 in ms':<20}{'TTFT':>19}{'ITL':>17}{'E2E':>19}{'goodput/s':>11}{'preempted':>11}{'hits':>7}",
+        f"{'p50 / p99 in ms':<18}{'TTFT':>22}{'ITL':>18}{'E2E':>22}{'goodput/s':>11}{'preempted':>11}{'hits':>7}",
     ]
     for result in results:
         for name, figures in result["classes"].items():
             label = _label(result["policy"], name, len(result["classes"]))
             ttft, itl, e2e = (_pair(figures[key]) for key in ("ttft_ms", "itl_ms", "e2e_ms"))
             lines.append(
-                f"{label:<20}{ttft:>19}{itl:>17}{e2e:>19}"
+                f"{label:<18}{ttft:>22}{itl:>18}{e2e:>22}"
                 f"{figures['goodput']:>11.2f}{result['preemptions']:>11}{100 * result['kv']['hit_ratio']:>6.1f}%"
             )
     for result in results:
