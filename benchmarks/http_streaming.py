@@ -15,6 +15,10 @@ read to the hand-over.
 keep time with the steps): requests arrive one by one among the live streams. ``burst``: all 64 send at the same
 instant; the median then waits for half of the others' parsing as well.
 
+*Floor* is the same for a bare relay in the API process's place, which parses nothing and answers with bytes made
+beforehand: the sockets between the three processes, their waking up, the engine's message and the callers' own time,
+which no server can do without. What is added beyond it is the API's *own*.
+
 The callers share the machine's cores with the API process: with two cores, what else runs on it shows at once in the
 upper percentiles, and in the median when it takes a whole core.
 """
@@ -23,12 +27,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -40,9 +47,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from firsttoken.cli.report import header
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
 from firsttoken.core.request import EngineRequest
+from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark
 from firsttoken.observability.percentiles import percentiles
-from firsttoken.transport.messages import FromEngine, StepOutputs, Submit, ToEngine
+from firsttoken.transport.messages import FromEngine, RequestDelta, StepOutputs, Submit, ToEngine
 
 if TYPE_CHECKING:
     from firsttoken.transport.channel import ClientEnd
@@ -113,6 +121,113 @@ def serve(step_ms: float) -> int:
         return llm
 
     return run_server(ServerConfig(port=0), launch)
+
+
+# --------------------------------------------------------------------- the floor
+
+PROMPT_TOKENS = 632  # of `request_bytes` with the byte tokenizer
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT = b"data: " + b"-" * 200 + b"\n\n"  # as long as a chunk of a chat
+MAX_TOKENS = re.compile(rb'"max_tokens": (\d+)')
+
+
+class Relay:
+    """What is left of an API process without HTTP, JSON and text: a request's id to the engine, an event to the caller
+    for each token; first tokens first, one in a turn of the loop, as the front end has it."""
+
+    def __init__(self, engine: ClientEnd) -> None:
+        self._engine = engine
+        self._callers: dict[int, tuple[asyncio.Transport, int]] = {}  # by id: whom to write to, when it was sent
+        self._fresh: set[int] = set()
+        self._stamps: dict[int, dict[int, int]] = {}
+        self._later: deque[RequestDelta] = deque()
+        self._turn_due = False
+        self._ids = 0
+
+    def listen(self, on_ready: Callable[[], None]) -> None:
+        def on_message(message: FromEngine) -> None:
+            if isinstance(message, StepOutputs):
+                self._later.extend(sorted(message.deltas, key=lambda delta: delta.id not in self._fresh))
+                if not self._turn_due:
+                    self._turn()
+            else:
+                on_ready()
+
+        self._engine.listen(on_message, lambda: None)
+
+    def ask(self, transport: asyncio.Transport, data: bytes) -> None:
+        found = MAX_TOKENS.search(data)
+        assert found is not None
+        self._ids += 1
+        params = SamplingParams(max_tokens=int(found.group(1)))
+        prompt = bytes(4 * PROMPT_TOKENS)
+        request = EngineRequest(id=self._ids, prompt=prompt, params=params, seed=0, max_tokens=int(found.group(1)))
+        self._engine.send(Submit([request]))
+        self._callers[self._ids] = (transport, now_ns())
+        self._fresh.add(self._ids)
+
+    def _turn(self) -> None:
+        if self._later:
+            self._write(self._later.popleft())
+        self._turn_due = bool(self._later)
+        if self._turn_due:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _write(self, delta: RequestDelta) -> None:
+        transport, sent_ns = self._callers[delta.id]
+        head = HEAD if delta.id in self._fresh else b""
+        self._fresh.discard(delta.id)
+        stamps = self._stamps.setdefault(delta.id, {})
+        stamps.update(delta.stamps)
+        if delta.finish_reason is None:
+            transport.write(head + b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
+            return
+        del self._callers[delta.id], self._stamps[delta.id]
+        engine_ms = (stamps[Mark.FIRST_TOKEN] - sent_ns) / NS_PER_MS
+        account = {"parse_ms": 0, "template_ms": 0, "tokenize_ms": 0, "queue_ms": 0, "prefill_ms": engine_ms}
+        last = json.dumps({"timings": account | {"transport": {"to_engine_ms": 0}}}).encode().replace(b" ", b"")
+        last = b"data: %b\n\n%b" % (last, END)
+        transport.write(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last))
+
+
+class RelayProtocol(asyncio.Protocol):
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)  # to the socket at once
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._relay.ask(self._transport, data)  # a request is one write of the caller's, and comes as one
+
+
+def serve_floor(step_ms: float) -> int:
+    """The relay, with the same engine."""
+    from firsttoken.engine.stub import StubProcess
+    from tests.support.byte_tokenizer import VOCAB_SIZE
+
+    engine = StubProcess("http_streaming:script", vocab_size=VOCAB_SIZE, step_s=step_ms / 1000)
+
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        ready, stop = asyncio.Event(), asyncio.Event()
+        relay = Relay(engine.client)
+        relay.listen(ready.set)
+        await ready.wait()
+        server = await loop.create_server(lambda: RelayProtocol(relay), "127.0.0.1", 0)
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        gc.collect()
+        gc.freeze()
+        print(f"relay on http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+        await stop.wait()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(go())
+    engine.stop()
+    return 0
 
 
 # --------------------------------------------------------------------- the callers
@@ -228,7 +343,17 @@ async def measure(port: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--serve", "--step-ms", str(options.step_ms)]
+    """The figures of the API process, each with the floor beside it."""
+    floor = run_one("floor", options)
+    found = run_one("api", options)
+    for name, figures in found.items():
+        figures["floor_ms"] = floor[name]["added_ms"]
+        figures["own_ms"] = {"p50": figures["added_ms"]["p50"] - figures["floor_ms"]["p50"]}  # of the medians
+    return found
+
+
+def run_one(what: str, options: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--serve", what, "--step-ms", str(options.step_ms)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
     assert server.stdout is not None
     try:
@@ -251,10 +376,10 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of the scripted engine's step")
     parser.add_argument("--seconds", type=float, default=6.0, help="length of the steady part")
     parser.add_argument("--rounds", type=int, default=5, help="bursts")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=("api", "floor"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve(options.step_ms)
+        return (serve if options.serve == "api" else serve_floor)(options.step_ms)
     result = run(options)
     reached = result["steady"]["added_ms"]["p50"] < TARGET_MS
     if options.json:
@@ -262,7 +387,7 @@ def main() -> int:
         print(json.dumps({**header(), **setup, **result, "target_ms": TARGET_MS, "reached": reached}))
     else:
         for name, found in result.items():
-            for share in ("added_ms", "in_ms"):
+            for share in ("added_ms", "in_ms", "floor_ms"):
                 figures = "  ".join(f"{key} {found[share][key]:6.2f}" for key in ("p50", "p90", "p99", "max"))
                 print(f"{name:7} {found['requests']:5} requests, first token's {share:8}: {figures}")
     return 0 if reached else 1

@@ -338,3 +338,35 @@ async def test_a_model_without_a_tokenizer_gives_tokens_and_no_text(serve):
     assert tokens_of(deltas) == [*b"hello", EOS]
     with pytest.raises(InvalidRequest, match="no tokenizer"):
         llm.open(PROMPT, SamplingParams(stop="x"))
+
+
+@pytest.mark.parametrize("look", ["next", "cancel", "timings", "cached_tokens"])
+async def test_the_books_wait_until_the_consumer_has_passed_on_his_token(serve, look):
+    llm = await serve(says("x" * 40), step_s=0.005, cached_tokens=2)
+
+    def first_tokens():
+        return llm.metrics.registry.get_sample_value("firsttoken_time_to_first_token_seconds_count")
+
+    generation = llm.open(PROMPT, SamplingParams(max_tokens=40))
+    assert (await anext(generation)).text == "x"
+    assert first_tokens() == 0
+    if look == "next":
+        await anext(generation)
+    elif look == "cancel":
+        generation.cancel()
+    elif look == "timings":
+        assert generation.timings()["prefill_ms"] > 0
+    else:
+        assert generation.cached_tokens == 2
+    assert first_tokens() == 1
+    generation.cancel()
+    assert first_tokens() == 1
+
+
+async def test_the_last_delta_comes_with_the_books_in_order(serve):
+    llm = await serve(says("ab"), tokens_per_step=3)
+    generation = llm.open(PROMPT, SamplingParams(max_tokens=50))
+    assert (await anext(generation)).finish_reason == "stop"
+    assert llm.metrics.registry.get_sample_value("firsttoken_time_to_first_token_seconds_count") == 1
+    assert generation.timeline.first(Mark.FIRST_TOKEN) is not None
+    generation.cancel()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from contextlib import asynccontextmanager
 
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from firsttoken.server import call, run
+from firsttoken.server.call import WATCH
+from firsttoken.server.exchange import Exchange
 from firsttoken.server.protocol import MAX_HEAD_BYTES, Protocol
 from tests.server.conftest import forever
 
@@ -333,3 +338,112 @@ async def test_a_body_is_waited_for_with_a_limit_only_while_it_is_incomplete(cut
     _, (pieces,) = await answered(app, data[:-cut])
     assert whole[call.BODY_READ]
     assert call.BODY_READ not in pieces
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        (b"/v1/models", "/v1/models", b""),
+        (b"/v1/models?a=b", "/v1/models", b"a=b"),
+        (b"/v1/a%20b%2Fc", "/v1/a b/c", b""),
+        (b"http://host:1/v1/models?x", "/v1/models", b"x"),
+        (b"/", "/", b""),
+    ],
+)
+async def test_a_target_is_split_into_path_and_query(target, path, query):
+    _, (scope,) = await answered(stream, post(path=target))
+    assert (scope["path"], scope["query_string"]) == (path, query)
+    assert scope["method"] == "POST"
+    assert scope["http_version"] == "1.1"
+    assert (b"host", b"x") in scope["headers"]
+
+
+@pytest.mark.parametrize("header", [(b"a", b"b\r\nc: d"), (b"a", b"b\nc"), (b"a\r", b"b")])
+async def test_a_header_cannot_begin_another_line(header):
+    async def app(send):
+        await send({"type": "http.response.start", "status": 200, "headers": [header]})
+
+    transport, _ = await answered(app, post())
+    assert transport.writes[0].startswith(b"HTTP/1.1 500 ")
+    assert transport.closed
+
+
+@pytest.mark.parametrize("body", [b"four", b"sixsix"])
+async def test_a_body_of_another_length_than_declared_ends_the_connection(body):
+    async def app(send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        await send({"type": "http.response.body", "body": body})
+
+    transport, _ = await answered(app, post())
+    assert transport.closed
+    assert body not in b"".join(transport.writes)
+
+
+async def test_an_application_that_says_nothing_is_a_500():
+    async def app(send):
+        pass
+
+    transport, _ = await answered(app, post())
+    assert transport.writes[0].startswith(b"HTTP/1.1 500 ")
+    assert transport.writes[0].endswith(b"Internal Server Error")
+
+
+async def test_who_watches_a_caller_hears_of_his_leaving_once_and_not_after_the_end():
+    left = []
+
+    def exchange():
+        scope = {"method": "POST"}
+        return Exchange(
+            scope,
+            Socket(),
+            FlowControl(Socket()),
+            default_headers=[],
+            expects_continue=False,
+            keep_alive=True,
+            on_response=lambda: None,
+        )
+
+    gone = exchange()
+    gone.watch(lambda: left.append("gone"))
+    gone.lost()
+    gone.lost()
+    gone.watch(lambda: left.append("late"))  # who comes later is told at once
+    assert left == ["gone", "late"]
+    assert (await gone.receive())["type"] == "http.disconnect"
+    done = exchange()
+    done.watch(lambda: left.append("done"))
+    await done.send({"type": "http.response.start", "status": 200})
+    await done.send({"type": "http.response.body"})
+    done.lost()
+    assert left == ["gone", "late"]
+
+
+class Marked:
+    pass
+
+
+async def test_a_finished_exchange_leaves_nothing_for_the_collector():
+    app_done = asyncio.Event()
+
+    async def app(scope, receive, send):
+        scope[WATCH](app_done.set)
+        await stream(send)
+
+    config = run._uvicorn_config(app)
+    config.load()
+    protocol = Protocol(config, ServerState(), {}, asyncio.get_running_loop())
+    protocol.connection_made(Socket())
+    gc.collect()
+    gc.disable()
+    try:
+        protocol.data_received(post())
+        protocol.cycle.scope["marked"] = marked = Marked()
+        found = weakref.ref(marked)  # goes with the scope
+        del marked
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert protocol.cycle.response_complete
+        assert found() is None
+    finally:
+        gc.enable()
+        protocol.connection_lost(None)

@@ -6,6 +6,7 @@ import tracemalloc
 import pytest
 
 from firsttoken.core.errors import CheckpointError, InvalidRequest
+from firsttoken.text import template_sandbox
 from firsttoken.text.chat_template import ChatTemplate
 
 CHATML = (
@@ -187,3 +188,26 @@ def test_messages_are_copies() -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "a"}]}
     ChatTemplate(CHATML).render([message])
     assert message == {"role": "user", "content": [{"type": "text", "text": "a"}]}
+
+
+def test_an_item_is_found_by_its_name_and_a_dicts_own_method_goes_before_it() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.role }},{{ m.absent }},{{ m.get('content') }}{% endfor %}")
+    assert template.render(USER) == "user,,Hi"
+    shadow = ChatTemplate("{{ given.keys() | list | join }}{{ given.__class__ }}")
+    assert shadow.render(USER, given={"keys": "not this", "__class__": "nor this"}) == "keys__class__"
+
+
+def test_the_clock_of_a_render_is_read_only_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+
+    def clock() -> int:
+        reads.append(1)
+        return len(reads) * 10**12
+
+    monkeypatch.setattr(template_sandbox, "thread_time_ns", clock)
+    template = ChatTemplate("{% for n in range(count) %}{{ n }}{% endfor %}")
+    assert template.render(USER, count=3) == "012"
+    assert not reads
+    with pytest.raises(InvalidRequest, match="too long"):
+        template.render(USER, count=1000)
+    assert len(reads) == 2

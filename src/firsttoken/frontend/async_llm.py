@@ -238,7 +238,8 @@ class AsyncLLM:
         """Token ids of ``text``, made in a thread unless ``batch`` such texts, which are asked for at once, are a
         matter of microseconds. Raises `InvalidRequest`, before any work for a text that is too long to fit the
         model's context."""
-        await self.start()
+        if self._admission is None:
+            await self.start()
         rendered = await self._texts().encode(text, add_special_tokens=add_special_tokens, batch=batch)
         return rendered.ids
 
@@ -253,7 +254,8 @@ class AsyncLLM:
         """The prompt of a chat by the checkpoint's template, and its token ids, made in a thread unless they are a
         matter of microseconds. ``template_kwargs`` are variables for the template. Raises `InvalidRequest`, also when
         the model has no chat template."""
-        await self.start()
+        if self._admission is None:
+            await self.start()
         return await self._texts().render_and_encode(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
         )

@@ -72,6 +72,7 @@ class Generation:
         # Engine ids of the answers whose last delta has not come yet. Their order is the answers'.
         self._live = {request.id: index for index, request in enumerate(requests)}
         self._pending: list[tuple[int, RequestDelta, int]] = []
+        self._unsettled: list[tuple[int, RequestDelta, int]] = []  # consumed, but not in the books yet
         self._behind = False  # more was waiting than one turn takes
         self._ready: deque[Delta] = deque()
         self._unfinished = len(requests)
@@ -89,6 +90,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> Delta:
+        self._settle()  # only now: the consumer has passed on what he got, for which somebody was waiting
         while True:
             if self._ready:
                 return self._ready.popleft()
@@ -106,6 +108,7 @@ class Generation:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache; known once the first delta came."""
+        self._settle()
         return self._times.cached_tokens
 
     @property
@@ -116,6 +119,7 @@ class Generation:
     def cancel(self) -> None:
         """End all unfinished answers now, here and in the engine. The iteration then gives what had arrived, with
         ``finish_reason`` "abort". Idempotent; does nothing after the end."""
+        self._settle()
         self._book(self._unbooked, "aborted")  # some may have ended in the engine, and nobody came for the rest
         if not self._live:
             return
@@ -129,6 +133,7 @@ class Generation:
 
     def timings(self) -> dict[str, Any]:
         """The account of time of answer 0 so far; see `observability.account.timings`."""
+        self._settle()
         return self._times.timings()
 
     # ------------------------------------------------ from the engine (a `Sink`)
@@ -168,6 +173,7 @@ class Generation:
     def _fail(self, error: Exception) -> None:
         """End with ``error``: raised once what has arrived is consumed. Answers that still run are aborted."""
         if self._error is None:
+            self._settle()
             self._error = error
             live, self._live = list(self._live), {}
             self._book(self._unbooked, "failed")
@@ -193,8 +199,7 @@ class Generation:
         answer = self._answers[index]
         if answer.finish_reason is not None:
             return  # a stop string ended it while these were on their way
-        for _, delta, ns in items:
-            self._note_arrival(index, delta, ns)
+        self._unsettled += items
         last, ns = items[-1][1], items[-1][2]
         reason = last.finish_reason
         if reason == "error":
@@ -207,6 +212,13 @@ class Generation:
             self._ready.append(made)
             if made.finish_reason is not None:
                 self._finish(index, engine_ended=reason is not None, ns=ns)
+
+    def _settle(self) -> None:
+        """Bring the books up to what the consumer has got."""
+        if self._unsettled:
+            items, self._unsettled = self._unsettled, []
+            for item in items:
+                self._note_arrival(*item)
 
     def _note_arrival(self, index: int, delta: RequestDelta, ns: int) -> None:
         if index == 0:
@@ -229,6 +241,7 @@ class Generation:
 
     def _finish(self, index: int, *, engine_ended: bool, ns: int) -> None:
         """The answer has its last delta: free what it held in the engine, and close the books."""
+        self._settle()
         self._unfinished -= 1
         self._book({index}, "aborted" if self._answers[index].finish_reason == "abort" else "finished")
         if not engine_ended:

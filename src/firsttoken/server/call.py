@@ -35,6 +35,8 @@ EVENT_STREAM = [
 RECEIVED_NS = "firsttoken.received_ns"
 # The key in an ASGI scope that is there once the whole body has been read, where the server knows it.
 BODY_READ = "firsttoken.body_read"
+# The key in an ASGI scope of a function that takes what to call when the caller leaves, where the server has one.
+WATCH = "firsttoken.watch"
 MAX_ID_CHARS = 128
 # How long the next piece of a body may take.
 BODY_STALL_S = 75.0
@@ -109,7 +111,11 @@ class Call:
             chunks.append(chunk)
             if not message.get("more_body", False):
                 break
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        watch = self.scope.get(WATCH)
+        if watch is None:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        else:
+            watch(self._leave)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _next_piece(self, size: int) -> MutableMapping[str, Any]:
@@ -125,6 +131,9 @@ class Call:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._leave()
+
+    def _leave(self) -> None:
         self.end("gone")
 
     def end(self, why: str) -> bool:

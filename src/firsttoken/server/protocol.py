@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firsttoken.core.clock import now_ns
 from firsttoken.server.access import log_unreadable
-from firsttoken.server.call import BODY_READ, RECEIVED_NS
+from firsttoken.server.call import BODY_READ, RECEIVED_NS, WATCH
 from firsttoken.server.errors import ApiError
+from firsttoken.server.exchange import Exchange
 
 # A request line with its headers. Others allow 8 to 32 KiB.
 MAX_HEAD_BYTES = 64 * 1024
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
+# A target that is a path and nothing else, as it nearly always is: there is nothing to parse in it.
+_PATH = re.compile(rb"(?:/[A-Za-z0-9_.-]+)+")
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
 class Protocol(HttpToolsProtocol):
     """What differs from uvicorn's:
 
+    - A request and its answer are an `Exchange`, and its scope is made in one go.
     - Writes go to the socket at once. uvloop would keep them until every task that is ready has run: the first token
       of one stream would wait for the next tokens of all the others.
-    - The head of an answer goes out with the first bytes of its body.
     - A request's head is bounded in bytes (431), and in time by the keep-alive limit, from the connection's start.
     - An offer to upgrade (``Upgrade: h2c``, which Java's client makes by default) is not taken, and the request is
       read as if there were none. uvicorn would drop its body.
@@ -33,10 +40,11 @@ class Protocol(HttpToolsProtocol):
     - What is not HTTP gets an error in OpenAI's shape.
     """
 
-    _calls: tuple[Any, ...] = ()  # uvicorn's cycles whose answer is not complete
+    _calls: tuple[Exchange, ...] = ()  # those whose answer is not complete
     _heading = True  # the next byte belongs to a head
     _head_fed = 0  # bytes of chunks that lay within this head
     _head_parsed = 0  # bytes of its URL and headers so far
+    _received_ns = 0  # when the first byte of the request was read
     _declined = False  # the head that was just read offers to upgrade
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -49,9 +57,7 @@ class Protocol(HttpToolsProtocol):
         self._stop_timer()
         super().connection_lost(exc)
         for call in self._unfinished():
-            call.transport = self.transport
-            call.disconnected = True
-            call.message_event.set()
+            call.lost()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -107,33 +113,87 @@ class Protocol(HttpToolsProtocol):
     # -------------------------------------------------------------- from the parser
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope[RECEIVED_NS] = now_ns()  # type: ignore[literal-required]  # a key of our own, as ASGI allows
+        self._received_ns = now_ns()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._heading = True
         self._head_fed = self._head_parsed = 0
 
     def on_url(self, url: bytes) -> None:
         self._measure(len(url))
-        super().on_url(url)
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._measure(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._heading = False
         self._stop_timer()
-        self._declined = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
-        if not self._declined:
-            super().on_headers_complete()
-            if self.parser.get_method() != b"HEAD":  # whose answers are heads and nothing else
-                self.cycle.transport = _Opening(self.cycle)  # type: ignore[assignment]  # as much of one as it needs
-            self._calls = (*self._unfinished(), self.cycle)
+        method = self.parser.get_method()
+        self._declined = self.parser.should_upgrade() and method != b"CONNECT"
+        if self._declined:
+            return
+        version = self.parser.get_http_version()
+        before = self.cycle
+        exchange = Exchange(
+            self._scope(method.decode("ascii"), version),
+            self.transport,
+            self.flow,
+            default_headers=self.server_state.default_headers,
+            expects_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        exchange.scope[WATCH] = exchange.watch
+        self.cycle = exchange  # type: ignore[assignment]  # as much of a cycle as uvicorn needs
+        self._calls = (*self._unfinished(), exchange)
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def on_body(self, body: bytes) -> None:
+        if self._declined or self.cycle.response_complete:
+            return
+        self.cycle.body += body
+        if len(self.cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        if not self._declined:
-            self.scope[BODY_READ] = True  # type: ignore[literal-required]
-            super().on_message_complete()
+        if self._declined or self.cycle.response_complete:
+            return
+        self.cycle.scope[BODY_READ] = True  # type: ignore[literal-required]  # a key of our own, as ASGI allows
+        self.cycle.more_body = False
+        self.cycle.message_event.set()
+
+    def _scope(self, method: str, version: str) -> dict[str, Any]:
+        path, query = self.url, b""
+        if _PATH.fullmatch(path) is None:
+            parsed = httptools.parse_url(path)
+            path, query = parsed.path, parsed.query or b""
+        text = path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": "",
+            "headers": self.headers,
+            "method": method,
+            "path": unquote(text) if "%" in text else text,
+            "raw_path": path,
+            "query_string": query,
+            RECEIVED_NS: self._received_ns,
+        }
 
     def _measure(self, size: int) -> None:
         self._head_parsed += size
@@ -142,7 +202,7 @@ class Protocol(HttpToolsProtocol):
 
     # ------------------------------------------------------------------------ inside
 
-    def _unfinished(self) -> list[Any]:
+    def _unfinished(self) -> list[Exchange]:
         return [call for call in self._calls if not call.response_complete]
 
     def _start_timer(self) -> None:
@@ -159,29 +219,3 @@ class Protocol(HttpToolsProtocol):
             self._start_timer()  # half a pipelined request must not cut the answer to the one before
         else:
             self.transport.close()
-
-
-class _Opening:
-    """Stands in for the transport of a cycle (uvicorn's of one request) until the answer's first bytes have gone out:
-    keeps the head and writes it with them, since a write to a socket takes longer than all else that a token needs."""
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._transport = cycle.transport
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        if not self._cycle.response_started:  # 100 Continue
-            self._transport.write(data)
-        elif not self._head:
-            self._head = data
-        else:
-            self._cycle.transport = self._transport
-            self._transport.write(self._head + data)
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        self._transport.write(self._head)
-        self._transport.close()

@@ -8,7 +8,9 @@ completions, up to the model's length for chat.
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.core.sampling_params import SamplingParams
@@ -82,25 +84,59 @@ def _params(
 ) -> SamplingParams:
     if logprobs is not None and not 0 <= logprobs <= 20:
         raise bad_request(f"{logprobs_name} must be in [0, 20], got {logprobs}", logprobs_name)
+    fields = _FIELDS(request)
+    # Callers ask in the same way again and again. Lists may be long, and are looked at anew.
+    build = _build if all(value is None for value in fields[:_LISTS]) else _build.__wrapped__
+    return build(fields, defaults, max_tokens, logprobs)
+
+
+_LISTS = 3
+_FIELDS = attrgetter(
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+)
+
+
+@lru_cache(maxsize=256)
+def _build(
+    fields: tuple[Any, ...], defaults: GenerationConfig, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The parameters of a request with these ``fields`` (see `_FIELDS`)."""
+    stop, stop_ids, bias, n, temperature, top_p, top_k, min_p, presence, frequency, repetition, *rest = fields
+    seed, include_stop, ignore_eos, min_tokens, skip_special_tokens = rest
     return SamplingParams(
-        n=_or(whole("n", request.n), 1),
-        temperature=_first(request.temperature, defaults.temperature, 1.0),
-        top_p=_first(request.top_p, defaults.top_p, 1.0),
-        top_k=_first(whole("top_k", request.top_k), defaults.top_k, 0),
-        min_p=_first(request.min_p, defaults.min_p, 0.0),
-        presence_penalty=_or(request.presence_penalty, 0.0),
-        frequency_penalty=_or(request.frequency_penalty, 0.0),
-        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
-        seed=whole("seed", request.seed),
-        stop=request.stop,
-        stop_token_ids=_stop_ids(request.stop_token_ids),
-        include_stop_str_in_output=bool(request.include_stop_str_in_output),
-        ignore_eos=bool(request.ignore_eos),
+        n=_or(whole("n", n), 1),
+        temperature=_first(temperature, defaults.temperature, 1.0),
+        top_p=_first(top_p, defaults.top_p, 1.0),
+        top_k=_first(whole("top_k", top_k), defaults.top_k, 0),
+        min_p=_first(min_p, defaults.min_p, 0.0),
+        presence_penalty=_or(presence, 0.0),
+        frequency_penalty=_or(frequency, 0.0),
+        repetition_penalty=_first(repetition, defaults.repetition_penalty, 1.0),
+        seed=whole("seed", seed),
+        stop=stop,
+        stop_token_ids=_stop_ids(stop_ids),
+        include_stop_str_in_output=bool(include_stop),
+        ignore_eos=bool(ignore_eos),
         max_tokens=max_tokens,
-        min_tokens=_or(whole("min_tokens", request.min_tokens), 0),
+        min_tokens=_or(whole("min_tokens", min_tokens), 0),
         logprobs=logprobs,
-        logit_bias=_logit_bias(request.logit_bias),
-        skip_special_tokens=_or(request.skip_special_tokens, True),
+        logit_bias=_logit_bias(bias),
+        skip_special_tokens=_or(skip_special_tokens, True),
     )
 
 

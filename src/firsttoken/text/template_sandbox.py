@@ -66,11 +66,12 @@ class Budget:
     A round is one turn of a loop or one call; building a text costs one for each 256 characters.
     """
 
-    __slots__ = ("_deadline", "_next_check", "_rounds")
+    __slots__ = ("_deadline", "_next_check", "_rounds", "_time_ns")
 
     def __init__(self, *, rounds: int, time_ns: int) -> None:
         self._rounds = rounds
-        self._deadline = thread_time_ns() + time_ns
+        self._time_ns = time_ns
+        self._deadline: int | None = None  # counted from the first check: a short render ends before it
         self._next_check = rounds - _CHECK_EVERY
 
     def spend(self, characters: int = 0) -> None:
@@ -81,7 +82,10 @@ class Budget:
         self._next_check = self._rounds - _CHECK_EVERY
         if self._rounds <= 0:
             raise TemplateLimit("the chat template does more work than a conversation of this size needs")
-        if thread_time_ns() > self._deadline:
+        now = thread_time_ns()
+        if self._deadline is None:
+            self._deadline = now + self._time_ns
+        elif now > self._deadline:
             raise TemplateLimit("the chat template took too long")
 
 
@@ -200,6 +204,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
                 if isinstance(sequence, str | list | tuple) and isinstance(times, int):
                     self.budget.spend(len(sequence) * max(times, 0))
         return super().call_binop(context, operator, left, right)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As Jinja's, which finds by an exception that ``message.role`` is an item."""
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str) and attr not in _STRING_METHODS:
