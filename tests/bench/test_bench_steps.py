@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,22 @@ def test_command_on_a_real_executor(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert row["tokens"] == row["decode_rows"] + row["prefill_tokens"]
         assert row["decode_rows"] <= 2
         assert row["forward_ms"] + row["sample_ms"] <= row["ms"] + 1e-3
+
+
+def test_an_interrupt_while_the_model_is_loaded_ends_the_command_and_aborts_nothing() -> None:
+    code = """
+import os, signal, sys
+import torch
+from firsttoken.cli import main
+from firsttoken.executor import torch_executor
+
+def load_model(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+    while True:
+        torch.ones(1000) + 1
+
+torch_executor.load_model = load_model
+sys.exit(main.main(["bench", "steps", "random:tiny-llama", "--device", "cpu"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

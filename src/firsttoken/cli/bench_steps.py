@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 from typing import Any
 
 from firsttoken.cli.bench_options import add_model, add_results, hand_in, say
@@ -47,7 +49,11 @@ def run(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in DEFAULTS if getattr(options, name) is not None}
     limits = {**(CPU_DEFAULTS if _computes_on_cpu(args.device) else DEFAULTS), **given}
     config = StepsConfig(repeat=options.repeat, seed=options.seed, **limits)
-    engine = open_executor(args, config)
+    try:
+        engine = open_executor(args, config)
+    except KeyboardInterrupt:
+        # Its thread still loads. Python would end that on the way out, in the midst of C++ code, and that aborts.
+        os._exit(128 + signal.SIGINT)
     try:
         rows = measure_steps(engine, config, say)
     finally:
