@@ -174,10 +174,10 @@ def mixed(loads: list[StepLoad]) -> list[StepLoad]:
     return [load for load in loads if load.decode_rows and load.prefill_tokens]
 
 
-def test_fcfs_fills_a_step_to_its_total_decode_rows_included() -> None:
+def test_fcfs_fills_a_step_to_its_total_decode_rows_as_padded_included() -> None:
     time = Fixed()
     run([at(0, 16, 40), at(15, 900, 1), at(15, 16, 1)], time, policy="fcfs-512")
-    assert [load.decode_rows + load.prefill_tokens for load in mixed(time.loads)] == [512, 1 + 900 - 511 + 16]
+    assert [load.decode_rows + load.prefill_tokens for load in mixed(time.loads)] == [1 + 508, 1 + 900 - 508 + 16]
 
 
 def test_fcfs_lets_nobody_overtake() -> None:

@@ -14,6 +14,7 @@ from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import Budget, PlannedStep, Scheduler, SchedulerConfig, StepTotal, TokenCap
 from firsttoken.scheduler.shares import PrefillShares
 from firsttoken.scheduler.step import StepBuilder
+from firsttoken.scheduler.step_sizes import GRAPH_SIZES
 
 DEFAULT = "default"
 PREFILL_FIRST = "prefill-first"
@@ -80,9 +81,11 @@ def find_policy(name: str, device_budget: Budget) -> Policy:
         return Policy(name, device_budget)
     if name in FCFS_TOTALS:
         # Prompts have what the decode rows leave, and half of a step at least, which is more than they leave only with
-        # more rows than half of a step.
+        # more rows than half of a step. Rows are counted as the device pads them, or its padding would push each step
+        # to the next size, which no engine would stand for.
         levels = ((0, FCFS_TOTALS[name]),)
-        return Policy(name, StepTotal(levels, levels, ()), FirstComeScheduler, in_order=True)
+        padded = GRAPH_SIZES.mixed_rows
+        return Policy(name, StepTotal(levels, levels, padded), FirstComeScheduler, in_order=True)
     if name == PREFILL_FIRST:
         # The scheduler asks for prompt tokens beside decode rows only when no prompt can be computed.
         return Policy(name, TokenCap(PREFILL_FIRST_TOKENS, 1), PrefillFirstScheduler, in_order=True)
