@@ -206,6 +206,17 @@ def test_an_engine_that_cannot_start(stub: Any, capsys: pytest.CaptureFixture[st
     assert "no such file" in capsys.readouterr().err
 
 
+def test_answers_of_an_earlier_run_are_lost_to_new_ones_only(stub: Any, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    target.write_text("old\n")
+    stub.options = {"fail_start": "no such file"}
+    assert main(["generate", "--prompt", "a", "--output", str(target)]) == 1
+    assert target.read_text() == "old\n"
+    stub.options = {}
+    assert main(["generate", "--prompt", "a", "--prompt", "b", "--output", str(target)]) == 0
+    assert ["text" in json.loads(line) for line in target.read_text().splitlines()] == [True, True]
+
+
 def test_bad_input_computes_nothing(stub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "a"}\n{"prompt": 1}\n')

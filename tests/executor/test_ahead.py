@@ -250,6 +250,17 @@ def fake(lines: list[Progress], then: str) -> AheadCompiler:
     return AheadCompiler([sys.executable, "-c", FAKE.format(lines=said, then=then)])
 
 
+def test_the_compiler_starts_beside_files_called_like_modules(tmp_path, monkeypatch):
+    (tmp_path / "select.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    compiler = AheadCompiler()
+    compiler.order(make_order())
+    assert compiler.poll(60), "it says how far it is"
+    compiler.close()
+
+
 def test_the_client_hears_and_ends_its_process():
     compiler = fake([progress(1), progress(3)], "sys.stdin.read()")
     compiler.order(make_order())

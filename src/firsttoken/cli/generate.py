@@ -72,12 +72,15 @@ def run(options: argparse.Namespace) -> int:
             if options.input is not None and _same(options.input, options.output):
                 raise ConfigError(f"--output {options.output} is the --input: it would be lost")
             try:
-                output = stack.enter_context(options.output.open("w", encoding="utf-8"))
+                # Not emptied yet: should the model not load, an earlier run's answers are still there.
+                output = stack.enter_context(options.output.open("a", encoding="utf-8"))
             except OSError as error:
                 raise ConfigError(f"cannot write --output {options.output}: {error.strerror}") from None
         answers: list[Answer] = []
 
         def take(done: list[Answer]) -> None:
+            if output is not None and not answers and options.output.is_file():
+                output.truncate(0)
             answers.extend(done)
             for answer in done:
                 if output is not None:

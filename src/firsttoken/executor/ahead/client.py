@@ -30,10 +30,14 @@ def spare_processes() -> int:
     return max(1, min(MAX_PROCESSES, cores - 1))
 
 
+# -P: else a file of the working directory that is called as a module would be taken for it.
+_COMMAND = (sys.executable, "-P", "-m", "firsttoken.executor.ahead.process")
+
+
 class AheadCompiler:
     """The process that compiles (``command``). It imports what it needs from its start on; `order` sets it to work."""
 
-    def __init__(self, command: Sequence[str] = (sys.executable, "-m", "firsttoken.executor.ahead.process")) -> None:
+    def __init__(self, command: Sequence[str] = _COMMAND) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - no shell, words of our own
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | _ENVIRONMENT
         )
