@@ -15,7 +15,6 @@ from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import EngineDead, EngineDraining, InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.engine.stub import StubConfig, StubEngine, StubProcess
-from firsttoken.frontend import async_llm
 from firsttoken.frontend.async_llm import AsyncLLM
 from tests.support.byte_tokenizer import BOS, EOS, VOCAB_SIZE
 from tests.support.stub_llm import PROMPT, read, says, settle, text_of
@@ -270,25 +269,19 @@ async def test_a_silent_death_is_seen_without_the_channel(serve):
         await asyncio.wait_for(read(generation), 1)
 
 
-async def test_a_request_is_sent_before_anything_is_made_of_it(serve, monkeypatch):
-    order = []
-    llm = await serve(says("hi"))
-    send = llm._link.send
-    monkeypatch.setattr(llm._link, "send", lambda requests: (order.append("sent"), send(requests)))
-    made = async_llm.Generation
-    monkeypatch.setattr(async_llm, "Generation", lambda *args, **named: (order.append("made"), made(*args, **named))[1])
-    assert text_of(await read(llm.open(PROMPT, SamplingParams()))) == "hi"
-    assert order == ["sent", "made"]
-
-
-async def test_what_could_not_be_sent_leaves_nothing(serve):
+async def test_what_could_not_be_sent_fails_and_leaves_nothing(serve):
     llm = await serve(endless)
     llm._link.handle.client.close()
+    generation = llm.open(PROMPT, SamplingParams())
     with pytest.raises(EngineDead):
-        llm.open(PROMPT, SamplingParams())
+        await asyncio.wait_for(read(generation), 1)
     assert llm._link.live == 0
     assert await llm.drain(1), "nothing runs"
-    assert b"\nfirsttoken_requests_started_total 0.0" in llm.metrics.render()
+    rendered = llm.metrics.render()
+    assert b"\nfirsttoken_requests_started_total 1.0" in rendered
+    assert b'firsttoken_requests_ended_total{outcome="failed"} 1.0' in rendered
+    with pytest.raises(EngineDead):
+        llm.open(PROMPT, SamplingParams())
 
 
 async def test_one_slow_reader_does_not_hold_up_the_others(serve):

@@ -112,6 +112,29 @@ def test_first_tokens_go_before_next_tokens(client, link):
     assert len(client.sent[0].requests) == 2, "answers of one request go in one message"
 
 
+async def test_requests_of_one_turn_of_the_loop_leave_together(client, loop_link):
+    log = []
+    loop_link.submit([request(1)], Sink(log))
+    loop_link.submit([request(2), request(3)], Sink(log))
+    assert not client.sent
+    await asyncio.sleep(0)
+    assert [[each.id for each in message.requests] for message in client.sent] == [[1, 2, 3]]
+    loop_link.submit([request(4)], Sink(log))
+    loop_link.abort([4])
+    await asyncio.sleep(0)
+    assert [type(message) for message in client.sent[1:]] == [Submit, Abort], "what is ended must be known"
+
+
+async def test_who_asked_in_the_turn_in_which_the_channel_closed_hears_of_it(client, loop_link):
+    log = []
+    loop_link.submit([request(1)], Sink(log))
+    client.open = False
+    await asyncio.sleep(0)
+    assert [what for what, _ in log] == ["dead"]
+    with pytest.raises(EngineDead):
+        loop_link.submit([request(2)], Sink(log))
+
+
 class Waker(Sink):
     """A sink whose owner runs in a later turn of the loop, as tasks do."""
 

@@ -298,9 +298,6 @@ class AsyncLLM:
         except InvalidRequest:
             self.metrics.refused()
             raise
-        self._progress.submitted(now_ns())
-        link.send(requests)  # at once: what is kept of them here can be made while the engine begins
-        self._idle.clear()
         generation = Generation(
             link,
             requests,
@@ -310,7 +307,13 @@ class AsyncLLM:
             request_id=request_id,
             timeline=timeline,
         )
-        link.expect(requests, generation)
+        self._idle.clear()
+        self._progress.submitted(now_ns())
+        try:
+            link.submit(requests, generation)
+        except EngineDead as error:
+            generation.die(error)
+            raise
         return generation
 
     async def generate(

@@ -64,6 +64,7 @@ class EngineLink:
         self._later: deque[RequestDelta] = deque()  # on a loop: arrived at _later_ns, their callers not woken yet
         self._later_ns = 0
         self._turn_due = False
+        self._outbox: list[EngineRequest] = []  # on a loop: of this turn, not sent yet
         self._suspect = False
 
     @property
@@ -78,26 +79,36 @@ class EngineLink:
         self.handle.client.listen(self._on_message, self._on_close)
 
     def submit(self, requests: list[EngineRequest], sink: Sink) -> None:
-        """Send requests in one message, to start together. Raises `EngineDead`."""
-        # Sent when the table is filled: a death noticed by another thread either sees these or is seen here.
-        self.expect(requests, sink)
-        try:
-            self.send(requests)
-        except EngineDead:
+        """Send requests in one message, to start together. Raises `EngineDead` when the engine is known to be gone.
+
+        On an event loop they leave at the end of this turn, in one message with all others of the turn: an idle engine
+        would begin with the first alone, and the others wait for its step and then compute beside its decode row.
+        """
+        for request in requests:
+            self._sinks[request.id] = sink
+            self._fresh.add(request.id)
+        # Looked at after the table was filled: a death noticed by another thread either sees these or is seen here.
+        if self._loop is None and self.error is None:
+            self._tell(requests)
+        if self.error is not None:
             for request in requests:
                 self._drop(request.id)
-            raise
-
-    def send(self, requests: list[EngineRequest]) -> None:
-        """The first half of `submit`, for an event loop: answers come in later turns, so that `expect` may follow.
-        Raises `EngineDead`."""
-        if self.error is None:
-            try:
-                self.handle.client.send(Submit(requests))
-            except (ChannelClosed, OSError):
-                self.fail("the channel to it is closed")
-        if self.error is not None:
             raise EngineDead(str(self.error))
+        if self._loop is not None:
+            if not self._outbox:
+                self._loop.call_soon(self._flush)
+            self._outbox += requests
+
+    def _flush(self) -> None:
+        requests, self._outbox = self._outbox, []
+        if requests and self.error is None:
+            self._tell(requests)
+
+    def _tell(self, requests: list[EngineRequest]) -> None:
+        try:
+            self.handle.client.send(Submit(requests))
+        except (ChannelClosed, OSError):
+            self.fail("the channel to it is closed")
 
     def expect(self, requests: list[EngineRequest], sink: Sink) -> None:
         """The second half: what the engine says of these requests is for ``sink``."""
@@ -109,6 +120,7 @@ class EngineLink:
         """Forget these requests and end them in the engine; ids that have ended already are left alone."""
         live = [request_id for request_id in ids if self._drop(request_id) is not None]
         if live and self.error is None:
+            self._flush()  # it must know them
             try:
                 self.handle.client.send(Abort(live))
             except (ChannelClosed, OSError):
