@@ -9,7 +9,7 @@ import pytest
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
-from firsttoken.frontend.link import EngineLink
+from firsttoken.frontend.link import LONGEST_HOLD_NS, EngineLink
 from firsttoken.transport.channel import ChannelClosed
 from firsttoken.transport.messages import (
     Abort,
@@ -123,6 +123,16 @@ async def test_requests_of_one_turn_of_the_loop_leave_together(client, loop_link
     loop_link.abort([4])
     await asyncio.sleep(0)
     assert [type(message) for message in client.sent[1:]] == [Submit, Abort], "what is ended must be known"
+
+
+async def test_a_long_turn_sends_what_it_has(client, loop_link):
+    loop_link.submit([request(1)], Sink([]))
+    loop_link._held_since_ns -= 2 * LONGEST_HOLD_NS
+    loop_link.submit([request(2)], Sink([]))
+    loop_link.submit([request(3)], Sink([]))
+    assert [[each.id for each in message.requests] for message in client.sent] == [[1, 2]]
+    await asyncio.sleep(0)
+    assert [[each.id for each in message.requests] for message in client.sent] == [[1, 2], [3]]
 
 
 async def test_who_asked_in_the_turn_in_which_the_channel_closed_hears_of_it(client, loop_link):

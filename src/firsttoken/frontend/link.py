@@ -41,6 +41,9 @@ class Sink(Protocol):
     def die(self, error: EngineDead) -> None: ...
 
 
+LONGEST_HOLD_NS = 10**6
+
+
 class EngineLink:
     """Routes the engine's messages to the sinks of its live requests.
 
@@ -65,6 +68,7 @@ class EngineLink:
         self._later_ns = 0
         self._turn_due = False
         self._outbox: list[EngineRequest] = []  # on a loop: of this turn, not sent yet
+        self._held_since_ns = 0
         self._suspect = False
 
     @property
@@ -82,7 +86,8 @@ class EngineLink:
         """Send requests in one message, to start together. Raises `EngineDead` when the engine is known to be gone.
 
         On an event loop they leave at the end of this turn, in one message with all others of the turn: an idle engine
-        would begin with the first alone, and the others wait for its step and then compute beside its decode row.
+        would begin with the first alone, and the others wait for its step and then compute beside its decode row. A
+        turn that brings so many that it takes long sends what it has every millisecond.
         """
         for request in requests:
             self._sinks[request.id] = sink
@@ -95,9 +100,13 @@ class EngineLink:
                 self._drop(request.id)
             raise EngineDead(str(self.error))
         if self._loop is not None:
+            now = now_ns()
             if not self._outbox:
                 self._loop.call_soon(self._flush)
+                self._held_since_ns = now
             self._outbox += requests
+            if now - self._held_since_ns > LONGEST_HOLD_NS:
+                self._flush()
 
     def _flush(self) -> None:
         requests, self._outbox = self._outbox, []
