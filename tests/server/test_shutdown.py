@@ -163,3 +163,23 @@ def test_an_address_in_use_is_found_before_the_engine_starts():
             run_server(ServerConfig(port=taken.getsockname()[1]), launch)
     with pytest.raises(ConfigError, match="cannot listen on"):
         run_server(ServerConfig(host="no.such.host.invalid"), launch)
+
+
+def test_of_two_servers_that_bound_one_address_the_later_says_why_it_ends():
+    ended = []
+
+    class Engine:
+        async def shutdown(self):
+            ended.append(True)
+
+    with socket.socket() as rival:
+        rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rival.bind(("127.0.0.1", 0))
+
+        async def launch():
+            rival.listen()
+            return Engine()
+
+        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use"):
+            run_server(ServerConfig(port=rival.getsockname()[1]), launch)
+    assert ended

@@ -7,13 +7,15 @@ import socket
 from firsttoken.core.errors import ConfigError
 from firsttoken.server.config import ServerConfig
 
+# As uvicorn's: callers that may wait to be taken.
+BACKLOG = 2048
+
 
 def bind(config: ServerConfig) -> socket.socket:
     """A bound socket that does not listen yet: an address in use is found before a model is loaded.
 
     Raises `ConfigError`.
     """
-    where = f"{config.host}:{config.port}"
     listener: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -25,8 +27,19 @@ def bind(config: ServerConfig) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
-        raise ConfigError(
-            f"cannot listen on {where}: {error.strerror or error}; choose another --host or --port"
-        ) from None
+        raise _refusal(config, error) from None
     listener.setblocking(False)
     return listener
+
+
+def listen(listener: socket.socket, config: ServerConfig) -> None:
+    """Take callers from now on. Raises `ConfigError`: of two servers bound at the same time one comes late."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise _refusal(config, error) from None
+
+
+def _refusal(config: ServerConfig, error: OSError) -> ConfigError:
+    where = f"{config.host}:{config.port}"
+    return ConfigError(f"cannot listen on {where}: {error.strerror or error}; choose another --host or --port")

@@ -21,7 +21,7 @@ import uvloop
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
 from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig
-from firsttoken.server.listener import bind
+from firsttoken.server.listener import bind, listen
 from firsttoken.server.protocol import Protocol
 from firsttoken.server.start_lines import CHAT, IDS, TEXT, start_lines, start_parts, try_lines
 from firsttoken.version import __version__
@@ -76,6 +76,7 @@ async def _serve(
     if llm is None:
         return 1
     try:
+        listen(listener, config)
         app = build_app(llm, config)
         server = _Uvicorn(_uvicorn_config(app))
         ending = Ending(llm, app, server, config.drain_s)
@@ -86,6 +87,9 @@ async def _serve(
         watching = asyncio.create_task(_watch_loop(llm.metrics.loop_lag))
         while not (server.started or serving.done()):  # noqa: ASYNC110  # uvicorn offers no event
             await asyncio.sleep(0.001)
+        if serving.done():
+            await serving  # and hear why
+            return 1
         # What was made during the start lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
