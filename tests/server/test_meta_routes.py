@@ -70,7 +70,7 @@ async def test_busy_is_ready(make_client):
         call.leave()
 
 
-async def test_a_dead_engine_fails_all_checks(make_client):
+async def test_a_dead_engine_fails_all_checks(make_client, caplog):
     async with make_client() as client:
         client.engine.kill()
         async with asyncio.timeout(5):
@@ -78,6 +78,10 @@ async def test_a_dead_engine_fails_all_checks(make_client):
                 await asyncio.sleep(0.02)
         for path in ("/health", "/health/live", "/health/ready", "/health/progress"):
             assert (await client.get(path)).status == 503
+        caplog.clear()
+        models = await client.get("/v1/models")
+        assert (models.status, models.error["code"]) == (503, "engine_dead")
+        assert not [record for record in caplog.records if record.exc_info], "nothing unexpected happened"
 
 
 async def test_draining(make_client):

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from firsttoken.core.errors import FirstTokenError
 from firsttoken.server.access import logged
 from firsttoken.server.auth import ApiKeys, refuse
 from firsttoken.server.call import App, Handler, Live, Receive, Scope, Send, given_id
@@ -61,7 +62,13 @@ class _Router:
         }
         self._rest = Starlette(
             routes=list(meta_routes(state)),
-            exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _api_error},
+            exception_handlers={
+                HTTPException: _http_error,
+                ApiError: _api_error,
+                # Expected too: Starlette raises on, and the server logs, what only the last handler knows.
+                FirstTokenError: _api_error,
+                Exception: _api_error,
+            },
         )
         self._rest.router.redirect_slashes = False
 
