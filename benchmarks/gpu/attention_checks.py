@@ -16,6 +16,7 @@ from torch import Tensor
 
 from firsttoken.kernels.paged_attention import gpu_reference as reference
 from firsttoken.kernels.paged_attention.gpu_config import (
+    TILE_WORDS,
     BalancedConfig,
     DecodeConfig,
     PrefillConfig,
@@ -217,7 +218,7 @@ class PrefillProblem:
         first = np.cumsum(counts + 1, dtype=np.int32) - counts
         slots = np.arange(len(counts), dtype=np.int32)
         tiles = make_tiles(starts, counts, slots, first, self.config.tile_tokens)
-        self.host_tiles = np.concatenate((tiles, np.zeros((1, 4), np.int32)))
+        self.host_tiles = np.concatenate((tiles, np.zeros((1, TILE_WORDS), np.int32)))
         self.tiles = torch.from_numpy(self.host_tiles).to(device)
         self.rows = int(first[-1] + counts[-1])
         ends = (starts + counts).tolist()

@@ -158,15 +158,7 @@ class DecodeStep:
     def replay_ms(self, segment: Callable[[], object], replays: int = 15) -> float:
         """Capture ``segment`` and time its replays."""
         with torch.inference_mode(), self.runtime.stream():
-            segment()
-            self.runtime.synchronize()
-            # A pool of its own: a shared one ends with its last graph.
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                segment()
-            finally:
-                graph.capture_end()
+            graph = captured(segment)
             for _ in range(3):
                 graph.replay()
             times: list[float] = []
@@ -178,6 +170,20 @@ class DecodeStep:
                 end.synchronize()
                 times.append(start.elapsed_time(end))
         return statistics.median(times)
+
+
+def captured(segment: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of ``segment`` on the current stream."""
+    segment()
+    torch.cuda.current_stream().synchronize()
+    # A pool of its own: a shared one ends with its last graph.
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        segment()
+    finally:
+        graph.capture_end()
+    return graph
 
 
 def _without_rotation(layer: FusedLayer) -> FusedLayer:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.decode_step import DecodeStep
+from benchmarks.gpu.decode_step import DecodeStep, captured
 from benchmarks.gpu.prefill import prompt_view
 from firsttoken.kernels.paged_attention.gpu_config import make_tiles
 from firsttoken.models.step_view import StepView
@@ -54,15 +54,7 @@ class Work:
 
 def capture(segment: Callable[[], object], stream: Stream) -> Work:
     with torch.inference_mode(), torch.cuda.stream(stream):
-        segment()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            segment()
-        finally:
-            graph.capture_end()
-    return Work(graph, stream)
+        return Work(captured(segment), stream)
 
 
 def partition(sms: int) -> tuple[Stream, Stream]:

@@ -65,7 +65,7 @@ def mixed_rows(max_rows: int) -> list[Profile]:
 
 def mixed_totals(max_tokens: int) -> list[Profile]:
     """Profiles of all token rows of a step that has both, padded decode rows included: sizes at which products run
-    best. One row more than 512 or 1,024 costs a tenth (`benchmarks/gpu/products.py`)."""
+    best. 64 rows more than 512 or 1,024 take a fifth longer (`benchmarks/gpu/products.py`)."""
     highs = [64, 128, 256, 384, 512, 768, 1024, 1536, 2048]
     highs += range(3072, max_tokens + 1024, 1024)
     return _up_to(highs, max_tokens)

@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from firsttoken.kernels.paged_attention.parts.triton_combine import combine_last, leave_part
-from firsttoken.kernels.paged_attention.parts.triton_row import add_token, attend_tile, load_queries, turns
+from firsttoken.kernels.paged_attention.parts.triton_row import add_token, attend_keys, load_queries, turns
 from firsttoken.kernels.paged_attention.triton import load_tile
 
 
@@ -122,20 +122,10 @@ def balanced_kernel(
             KV_HEADS, GROUP, GROUP_TILE, VALUES, D, DP, ROPE, NORM, SOFTCAP,
         )  # fmt: skip
         total += 1.0
-    at = begin + offs_t
-    top, total, acc = attend_tile(
-        q, k, v, at, seen, position, slope, scale, softcap, top, total, acc, SOFTCAP, ALIBI, DOT, KV_FORMAT, COMPUTE
-    )
-    for start in tl.range(begin + BT, end, BT, num_stages=STAGES):
-        at = start + offs_t
-        seen = at < end
-        k = load_tile(tile, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
-        v = load_tile(tile + VALUES, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
-        # The next tile's blocks, a turn ahead: K and V then wait for no other load.
-        blocks = tl.load(table + (at + BT) // PAGE, mask=at + BT < end, other=0)
-        top, total, acc = attend_tile(
-            q, k, v, at, seen, position, slope, scale, softcap, top, total, acc, SOFTCAP, ALIBI, DOT, KV_FORMAT, COMPUTE
-        )
+    top, total, acc = attend_keys(
+        q, k, v, seen, blocks, begin, end, tile, table, position, block_stride, slope, scale, softcap, top, total, acc,
+        VALUES, PAGE, BT, D, DP, SOFTCAP, ALIBI, DOT, KV_FORMAT, COMPUTE, STAGES,
+    )  # fmt: skip
     acc = acc / total[:, None]
     target = out + row.to(tl.int64) * out_stride + head * (GROUP * D)
     if count == 1:

@@ -9,6 +9,7 @@ from firsttoken.kernels.paged_attention.triton import (
     decode_elements,
     finish_scores,
     load_heads,
+    load_tile,
     load_turns,
     rotate,
 )
@@ -88,6 +89,57 @@ def add_token(
     own = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)
     own = finish_scores(own, 0, 0.0, scale, softcap, SOFTCAP, False)
     return own, tl.zeros([R, DP], tl.float32) + v.to(tl.float32)[None, :]
+
+
+@triton.jit
+def attend_keys(
+    q,
+    k,
+    v,
+    seen,
+    blocks,
+    begin,
+    end,
+    tile,
+    table,
+    position,
+    block_stride,
+    slope,
+    scale,
+    softcap,
+    top,
+    total,
+    acc,
+    VALUES: tl.constexpr,
+    PAGE: tl.constexpr,
+    BT: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    DOT: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Online softmax over the keys ``[begin, end)``, of which the first tile is loaded already (``k``, ``v``, which of
+    them are ``seen``), and the ``blocks`` of the second."""
+    offs_t = tl.arange(0, BT)
+    top, total, acc = attend_tile(
+        q, k, v, begin + offs_t, seen, position, slope, scale, softcap, top, total, acc,
+        SOFTCAP, ALIBI, DOT, KV_FORMAT, COMPUTE,
+    )  # fmt: skip
+    for start in tl.range(begin + BT, end, BT, num_stages=STAGES):
+        at = start + offs_t
+        seen = at < end
+        k = load_tile(tile, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
+        v = load_tile(tile + VALUES, blocks, at, seen, block_stride, PAGE, D, DP, DOT)
+        # The next tile's blocks, a turn ahead: K and V then wait for no other load.
+        blocks = tl.load(table + (at + BT) // PAGE, mask=at + BT < end, other=0)
+        top, total, acc = attend_tile(
+            q, k, v, at, seen, position, slope, scale, softcap, top, total, acc, SOFTCAP, ALIBI, DOT, KV_FORMAT, COMPUTE
+        )
+    return top, total, acc
 
 
 @triton.jit
