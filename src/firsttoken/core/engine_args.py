@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from firsttoken.core.service import Targets
+
 DEFAULT_MODEL = "smollm2"
 
 
@@ -14,7 +16,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prompt tokens of a step that has no decode row, ``mixed_prefill_tokens`` of one that has; ``in_flight`` is how
     many steps may be submitted before the first one's result is read; ``threads`` is for CPU compute; ``engine_core``
     is the processor that the engine's own thread keeps to, None for any; ``deterministic`` makes the bits of a
-    request's logits independent of the batch, of chunks, caches and preemption, where the device offers that.
+    request's logits independent of the batch, of chunks, caches and preemption, where the device offers that;
+    ``targets`` are the promises of the service classes.
     """
 
     model: str = DEFAULT_MODEL
@@ -35,3 +38,4 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deterministic: bool = False
     seed: int = 0
     offline: bool = False
+    targets: Targets = Targets()

@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
 
 
@@ -16,7 +17,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``prompt`` holds the token ids as little-endian uint32. ``seed`` is always set (drawn by the front end when the
     caller gave none), so that preemption and replay repeat the same tokens. ``stop_ids`` are all ids that end the
-    text: the model's end tokens (unless ``ignore_eos``) and the caller's ``stop_token_ids``.
+    text: the model's end tokens (unless ``ignore_eos``) and the caller's ``stop_token_ids``. ``service`` is a
+    `ServiceClass`, ``priority`` orders inside it (lower first), and ``tenant`` names who shares the class with others,
+    in proportion to ``share``. A request that has not started by ``deadline_ns`` never does; 0 for none.
     """
 
     id: int
@@ -27,6 +30,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_ids: tuple[int, ...] = ()
     salt: str = ""
     priority: int = 0
+    service: int = ServiceClass.P2
+    tenant: str = ""
+    share: float = 1.0
+    deadline_ns: int = 0
     stamps: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
@@ -46,6 +53,7 @@ class Request:
 
     __slots__ = (
         "block_hashes",
+        "deadline_ns",
         "finish_reason",
         "first_scheduled",
         "max_tokens",
@@ -60,10 +68,13 @@ class Request:
         "request_id",
         "salt",
         "seed",
+        "service",
+        "share",
         "slot",
         "status",
         "stop_ids",
         "stop_reason",
+        "tenant",
         "timeline",
         "tokens",
     )
@@ -76,6 +87,10 @@ class Request:
         self.stop_ids = frozenset(wire.stop_ids)
         self.salt = wire.salt
         self.priority = wire.priority
+        self.service = wire.service
+        self.tenant = wire.tenant
+        self.share = wire.share
+        self.deadline_ns = wire.deadline_ns
         self.tokens: array[int] = array("I", wire.prompt)
         self.num_prompt = len(self.tokens)
         self.num_computed = 0

@@ -236,11 +236,13 @@ class FusedDecoder:
     def _finish_many(self, layer: FusedLayer, hidden: Tensor, heads: Tensor, normed: Tensor, gain: Tensor) -> None:
         """Add the output projection and the MLP to ``hidden``; ``normed`` becomes its norm with ``gain``."""
         eps = self.config.rms_norm_eps
-        add_rms_norm(hidden, _product(heads, layer.output), layer.mlp_gain, eps, normed)
+        _add_product(hidden, heads, layer.output)
+        add_rms_norm(hidden, None, layer.mlp_gain, eps, normed)
         gate_up = _product(normed, layer.gate_up)
         gated = self._new(len(normed), gate_up.shape[1] // 2)
         silu_mul(gate_up, gated)
-        add_rms_norm(hidden, _product(gated, layer.down), gain, eps, normed)
+        _add_product(hidden, gated, layer.down)
+        add_rms_norm(hidden, None, gain, eps, normed)
 
     def _head_many(self, normed: Tensor) -> Tensor:
         weight = self.head.weight
@@ -279,3 +281,12 @@ def _product(x: Tensor, projection: Projection) -> Tensor:
     if projection.bias is None:
         return torch.mm(x, projection.weight.t())
     return torch.addmm(projection.bias, x, projection.weight.t())
+
+
+def _add_product(hidden: Tensor, x: Tensor, projection: Projection) -> None:
+    """``hidden += product``, by the product's own last step: a kernel of its own would move twice as much memory."""
+    if x.is_meta:
+        return
+    hidden.addmm_(x, projection.weight.t())
+    if projection.bias is not None:
+        hidden.add_(projection.bias)

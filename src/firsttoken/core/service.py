@@ -1,0 +1,74 @@
+"""Service classes, and what the callers of each are promised. Times in ms."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from firsttoken.core.errors import ConfigError
+
+
+class ServiceClass(IntEnum):
+    """Lower goes first."""
+
+    P0 = 0  # real time
+    P1 = 1  # guaranteed
+    P2 = 2  # the default
+
+
+class ClassTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a class is promised; None for no promise.
+
+    ``ttft_p99`` and ``itl_p99`` are what 99 % of the first tokens and of the gaps are to stay within. A request that
+    has waited for ``max_queue`` joins the next step, at the cost of worse classes if it must. One that was let in
+    starts ``starts_within`` of its arrival whatever better classes send. ``weight`` is the class's share of
+    contended prefill relative to others. No more than ``max_waiting`` of its requests wait; further ones are turned
+    away. Raises `ConfigError`.
+    """
+
+    ttft_p99: float | None = None
+    itl_p99: float | None = None
+    max_queue: float | None = None
+    starts_within: float = 30_000.0
+    weight: float = 1.0
+    max_waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_p99", "itl_p99", "max_queue", "starts_within", "weight"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} of a class must be more than 0, got {value!r}")
+        if self.max_waiting < 1:
+            raise ConfigError(f"max_waiting of a class must be 1 or more, got {self.max_waiting!r}")
+
+
+class KeyRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an API key may ask for: no class better than ``max_class``, and ``service_class`` where a request names
+    none (by default P2, or ``max_class`` where that is worse). Inside a class, keys are served in proportion to their
+    ``share``. Raises `ConfigError`."""
+
+    max_class: ServiceClass = ServiceClass.P0
+    service_class: ServiceClass | None = None
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < float("inf"):
+            raise ConfigError(f"the share of a key must be more than 0, got {self.share!r}")
+        if self.service_class is not None and self.service_class < self.max_class:
+            raise ConfigError(
+                f"a key's class {self.service_class.name.lower()} is better than its max_class "
+                f"{self.max_class.name.lower()}"
+            )
+
+
+class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The promises of all classes, and the rules of keys by their names."""
+
+    p0: ClassTargets = ClassTargets(max_queue=10.0, weight=4.0)
+    p1: ClassTargets = ClassTargets(weight=2.0)
+    p2: ClassTargets = ClassTargets()
+    keys: dict[str, KeyRule] = {}
+
+    def of(self, service: int) -> ClassTargets:
+        return (self.p0, self.p1, self.p2)[service]
