@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from firsttoken.core.service import Targets
+from firsttoken.core.targets_file import read_targets
 
 DEFAULT_MODEL = "smollm2"
 
@@ -17,7 +20,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     many steps may be submitted before the first one's result is read; ``threads`` is for CPU compute; ``engine_core``
     is the processor that the engine's own thread keeps to, None for any; ``deterministic`` makes the bits of a
     request's logits independent of the batch, of chunks, caches and preemption, where the device offers that;
-    ``targets`` are the promises of the service classes.
+    ``targets`` are the promises of the service classes; a path is read as a file of such (`core.targets_file`), for
+    which `ConfigError` is raised.
     """
 
     model: str = DEFAULT_MODEL
@@ -39,3 +43,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: int = 0
     offline: bool = False
     targets: Targets = Targets()
+
+    def __post_init__(self) -> None:
+        given: object = self.targets
+        if isinstance(given, str | os.PathLike):
+            msgspec.structs.force_setattr(self, "targets", read_targets(given))

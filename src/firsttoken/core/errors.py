@@ -55,3 +55,7 @@ class EngineDead(FirstTokenError):
 
 class EngineDraining(FirstTokenError):
     """The server is shutting down and takes no new requests; HTTP answers 503 with Retry-After."""
+
+
+class DeadlineExceeded(FirstTokenError):
+    """A request did not start within the time that its caller gave it, and never will; HTTP answers 504."""

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import msgspec
 
-from firsttoken.core.errors import ConfigError
+from firsttoken.core.errors import ConfigError, InvalidRequest
 
 
 class ServiceClass(IntEnum):
@@ -15,6 +15,24 @@ class ServiceClass(IntEnum):
     P0 = 0  # real time
     P1 = 1  # guaranteed
     P2 = 2  # the default
+
+    @property
+    def label(self) -> str:
+        """As callers, files and metrics write it: "p0", "p1" or "p2"."""
+        return CLASS_NAMES[self]
+
+
+CLASS_NAMES = ("p0", "p1", "p2")
+
+
+def service_class(name: str | ServiceClass) -> ServiceClass:
+    """The class of that name. Raises `InvalidRequest`."""
+    if name in CLASS_NAMES:
+        return ServiceClass(CLASS_NAMES.index(name))
+    if isinstance(name, ServiceClass):
+        return name
+    known = ", ".join(CLASS_NAMES)
+    raise InvalidRequest(f"service_class must be one of {known}, got {name!r:.80}", param="service_class")
 
 
 class ClassTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +57,11 @@ class ClassTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name} of a class must be more than 0, got {value!r}")
+        if self.max_queue is not None and self.ttft_p99 is not None and self.max_queue >= self.ttft_p99:
+            raise ConfigError(
+                f"max_queue of a class ({self.max_queue:g} ms) must be less than its ttft_p99 ({self.ttft_p99:g} ms): "
+                "a request that waits so long has missed its first token; give a shorter max_queue"
+            )
         if self.max_waiting < 1:
             raise ConfigError(f"max_waiting of a class must be 1 or more, got {self.max_waiting!r}")
 
@@ -61,6 +84,11 @@ class KeyRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"{self.max_class.name.lower()}"
             )
 
+    @property
+    def usual_class(self) -> ServiceClass:
+        """The class of a request that names none."""
+        return ServiceClass.P2 if self.service_class is None else self.service_class
+
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The promises of all classes, and the rules of keys by their names."""
@@ -72,3 +100,14 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def of(self, service: int) -> ClassTargets:
         return (self.p0, self.p1, self.p2)[service]
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """On which terms a request is served; the fields as in `EngineRequest`, ``salt`` separates prefix caches."""
+
+    service: ServiceClass = ServiceClass.P2
+    priority: int = 0
+    tenant: str = ""
+    share: float = 1.0
+    salt: str = ""
+    deadline_ns: int = 0
