@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError, InvalidRequest
-from firsttoken.core.service import CLASS_NAMES, ClassTargets, KeyRule, ServiceClass, Targets, service_class
+from firsttoken.core.service import CLASS_NAMES, ClassTargets, KeyRule, ServiceClass, Targets, class_named
 from firsttoken.core.targets_file import parse_targets, read_targets
 
 FULL = """
@@ -138,8 +138,8 @@ def test_engine_args_take_a_path(tmp_path: Path) -> None:
 
 
 def test_classes_have_names() -> None:
-    assert [service_class(name) for name in CLASS_NAMES] == list(ServiceClass)
+    assert [class_named(name) for name in CLASS_NAMES] == list(ServiceClass)
     assert [service.label for service in ServiceClass] == list(CLASS_NAMES)
     for wrong in ("P0", "", "priority", 0, None):
         with pytest.raises(InvalidRequest, match="service_class must be one of p0, p1, p2"):
-            service_class(wrong)
+            class_named(wrong)

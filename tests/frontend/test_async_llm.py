@@ -278,8 +278,8 @@ async def test_what_could_not_be_sent_fails_and_leaves_nothing(serve):
     assert llm._link.live == 0
     assert await llm.drain(1), "nothing runs"
     rendered = llm.metrics.render()
-    assert b"\nfirsttoken_requests_started_total 1.0" in rendered
-    assert b'firsttoken_requests_ended_total{outcome="failed"} 1.0' in rendered
+    assert b'\nfirsttoken_requests_started_total{service_class="p2"} 1.0' in rendered
+    assert b'firsttoken_requests_ended_total{outcome="failed",service_class="p2"} 1.0' in rendered
     with pytest.raises(EngineDead):
         llm.open(PROMPT, SamplingParams())
 

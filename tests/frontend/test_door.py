@@ -10,6 +10,7 @@ import pytest
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import ServiceClass, Terms
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.outputs import default_params
 from firsttoken.frontend.prompts import split_prompt, split_prompts
@@ -70,9 +71,9 @@ def test_an_unknown_token_is_found_in_prompts_of_any_length(length):
 
 def test_salt_and_priority_must_be_sendable():
     with pytest.raises(InvalidRequest, match="surrogate"):
-        door().admit(ids(1), SamplingParams(), salt="\udc00")
+        door().admit(ids(1), SamplingParams(), terms=Terms(salt="\udc00"))
     with pytest.raises(InvalidRequest, match="priority"):
-        door().admit(ids(1), SamplingParams(), priority=2**63)
+        door().admit(ids(1), SamplingParams(), terms=Terms(priority=2**63))
 
 
 @pytest.mark.parametrize("wrong", [[-1], [2**32], [1.0], ["1"], [True], [None]])
@@ -83,7 +84,9 @@ def test_what_is_not_a_token_id_is_refused(wrong):
 
 def test_ids_are_unique_and_the_wire_takes_everything():
     admission = door(5, 7, 5)
-    requests = admission.admit(ids(1, 2), SamplingParams(n=3, seed=-(2**63), stop="x"), priority=-3, salt="é")
+    terms = Terms(service=ServiceClass.P0, priority=-3, tenant="me", share=0.5, salt="é", deadline_ns=2**60)
+    requests = admission.admit(ids(1, 2), SamplingParams(n=3, seed=-(2**63), stop="x"), terms=terms)
+    assert {name: getattr(requests[2], name) for name in Terms.__struct_fields__} == msgspec.structs.asdict(terms)
     requests += admission.admit(ids(1, 2), SamplingParams(seed=2**63 - 1, stop_token_ids=[9, 7]))
     assert len({request.id for request in requests}) == 4
     assert requests[0].stop_ids == (5, 7)

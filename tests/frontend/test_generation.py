@@ -14,6 +14,8 @@ from firsttoken.frontend.generation import GenerationFailed
 from tests.support.byte_tokenizer import EOS, EOT
 from tests.support.stub_llm import PROMPT, read, says, settle, text_of, tokens_of
 
+P2 = {"service_class": "p2"}
+
 
 async def test_text_streams_and_ends_at_the_end_token(serve):
     llm = await serve(says("hello"))
@@ -328,7 +330,7 @@ async def test_metrics_count_each_request_and_each_gap_once(serve):
 
 
 def _count(llm, name: str) -> float:
-    return llm.metrics.registry.get_sample_value(f"{name}_count")
+    return llm.metrics.registry.get_sample_value(f"{name}_count", P2)
 
 
 async def test_a_model_without_a_tokenizer_gives_tokens_and_no_text(serve):
@@ -345,7 +347,7 @@ async def test_the_books_wait_until_the_consumer_has_passed_on_his_token(serve, 
     llm = await serve(says("x" * 40), step_s=0.005, cached_tokens=2)
 
     def first_tokens():
-        return llm.metrics.registry.get_sample_value("firsttoken_time_to_first_token_seconds_count")
+        return llm.metrics.registry.get_sample_value("firsttoken_time_to_first_token_seconds_count", P2)
 
     generation = llm.open(PROMPT, SamplingParams(max_tokens=40))
     assert (await anext(generation)).text == "x"
@@ -367,6 +369,6 @@ async def test_the_last_delta_comes_with_the_books_in_order(serve):
     llm = await serve(says("ab"), tokens_per_step=3)
     generation = llm.open(PROMPT, SamplingParams(max_tokens=50))
     assert (await anext(generation)).finish_reason == "stop"
-    assert llm.metrics.registry.get_sample_value("firsttoken_time_to_first_token_seconds_count") == 1
+    assert llm.metrics.registry.get_sample_value("firsttoken_time_to_first_token_seconds_count", P2) == 1
     assert generation.timeline.first(Mark.FIRST_TOKEN) is not None
     generation.cancel()

@@ -11,12 +11,16 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.engine.stub import Fault
 from tests.support.stub_llm import PROMPT, read, says, settle
 
+P2 = {"service_class": "p2"}
+
 
 def counts(llm):
     """(started, finished, aborted, failed)"""
     value = llm.metrics.registry.get_sample_value
-    ended = [value("firsttoken_requests_ended_total", {"outcome": name}) for name in ("finished", "aborted", "failed")]
-    return (value("firsttoken_requests_started_total"), *ended)
+    ended = [
+        value("firsttoken_requests_ended_total", {"outcome": name, **P2}) for name in ("finished", "aborted", "failed")
+    ]
+    return (value("firsttoken_requests_started_total", P2), *ended)
 
 
 async def test_length_and_end_token_finish(serve):

@@ -10,6 +10,8 @@ from firsttoken.core.clock import now_ns
 from firsttoken.observability.metrics import FrontendMetrics
 from firsttoken.transport.messages import EngineInfo, EngineStats
 
+P1 = ("service_class", "p1")
+
 
 def scrape(metrics):
     families = text_string_to_metric_families(metrics.render().decode())
@@ -43,14 +45,17 @@ def test_gauges_and_totals_follow_the_latest_stats():
 
 def test_answers_are_counted_by_outcome():
     metrics = FrontendMetrics()
-    outcomes = [("firsttoken_requests_ended_total", ("outcome", name)) for name in ("finished", "aborted", "failed")]
+    outcomes = [
+        ("firsttoken_requests_ended_total", ("outcome", name), P1) for name in ("finished", "aborted", "failed")
+    ]
     assert [scrape(metrics)[key] for key in outcomes] == [0, 0, 0]  # all are there before anything ended
-    metrics.started(9)
-    metrics.ended("finished")
-    metrics.ended("aborted", 5)
-    metrics.ended("failed", 2)
+    metrics.of(1).started(9)
+    metrics.of(1).ended("finished")
+    metrics.of(1).ended("aborted", 5)
+    metrics.of(1).ended("failed", 2)
+    metrics.of(0).ended("failed", 7)
     found = scrape(metrics)
-    assert found[("firsttoken_requests_started_total",)] == 9
+    assert found[("firsttoken_requests_started_total", P1)] == 9
     assert [found[key] for key in outcomes] == [1, 5, 2]
 
 
@@ -84,23 +89,26 @@ def test_before_the_first_stats_everything_is_zero():
 )
 def test_histograms(method, name):
     metrics = FrontendMetrics()
+    of_all = method == "loop_lag"
     for seconds in (0.0004, 0.049, 10_000):
-        getattr(metrics, method)(seconds)
+        getattr(metrics if of_all else metrics.of(1), method)(seconds)
     found = scrape(metrics)
-    prefix = f"firsttoken_{name}_seconds"
-    assert found[(f"{prefix}_count",)] == 3
-    assert found[(f"{prefix}_sum",)] == pytest.approx(10_000.0494)
-    assert found[(f"{prefix}_bucket", ("le", "0.05"))] == 2
-    assert found[(f"{prefix}_bucket", ("le", "+Inf"))] == 3
+    prefix, labels = f"firsttoken_{name}_seconds", [] if of_all else [P1]
+    assert found[(f"{prefix}_count", *labels)] == 3
+    assert found[(f"{prefix}_sum", *labels)] == pytest.approx(10_000.0494)
+    assert found[(f"{prefix}_bucket", ("le", "0.05"), *labels)] == 2
+    assert found[(f"{prefix}_bucket", ("le", "+Inf"), *labels)] == 3
+    if not of_all:
+        assert found[(f"{prefix}_count", ("service_class", "p2"))] == 0
 
 
 def test_servers_do_not_share_numbers():
     first, second = FrontendMetrics(), FrontendMetrics()
     first.refused()
-    first.token_gap(0.1)
+    first.of(1).token_gap(0.1)
     assert scrape(first)[("firsttoken_requests_refused_total",)] == 1
     assert scrape(second)[("firsttoken_requests_refused_total",)] == 0
-    assert scrape(second)[("firsttoken_inter_token_latency_seconds_count",)] == 0
+    assert scrape(second)[("firsttoken_inter_token_latency_seconds_count", P1)] == 0
 
 
 def test_info_and_processes():
@@ -129,6 +137,6 @@ def test_info_and_processes():
 
 
 def test_observing_is_cheap():
-    metrics = FrontendMetrics()
+    metrics = FrontendMetrics().of(0)
     best = min(timeit.repeat(lambda: metrics.token_gap(0.02), number=2000, repeat=5))
     assert best / 2000 < 10e-6

@@ -49,7 +49,7 @@ async def test_metrics(client):
     await client.chat()
     reply = await client.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert "firsttoken_time_to_first_token_seconds_count 1.0" in reply.body.decode()
+    assert 'firsttoken_time_to_first_token_seconds_count{service_class="p2"} 1.0' in reply.body.decode()
 
 
 async def test_healthy(client):

@@ -6,6 +6,7 @@ from enum import IntEnum
 
 import msgspec
 
+from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.errors import ConfigError, InvalidRequest
 
 
@@ -25,12 +26,10 @@ class ServiceClass(IntEnum):
 CLASS_NAMES = ("p0", "p1", "p2")
 
 
-def service_class(name: str | ServiceClass) -> ServiceClass:
+def class_named(name: str) -> ServiceClass:
     """The class of that name. Raises `InvalidRequest`."""
     if name in CLASS_NAMES:
         return ServiceClass(CLASS_NAMES.index(name))
-    if isinstance(name, ServiceClass):
-        return name
     known = ", ".join(CLASS_NAMES)
     raise InvalidRequest(f"service_class must be one of {known}, got {name!r:.80}", param="service_class")
 
@@ -111,3 +110,14 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     salt: str = ""
     deadline_ns: int = 0
+
+
+DEFAULT_TERMS = Terms()
+MAX_DEADLINE_MS = 24 * 3600e3
+
+
+def deadline_after(arrived_ns: int, ms: float) -> int:
+    """The ``deadline_ns`` of a request that must start within ``ms`` of its arrival. Raises `InvalidRequest`."""
+    if not 0 < ms <= MAX_DEADLINE_MS:
+        raise InvalidRequest(f"deadline_ms must be more than 0 and at most a day, got {ms!r:.80}", param="deadline_ms")
+    return arrived_ns + int(ms * NS_PER_MS)

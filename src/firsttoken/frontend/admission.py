@@ -14,6 +14,7 @@ from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.random import derive_seed
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import DEFAULT_TERMS, Terms
 from firsttoken.core.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ class Admission:
         params: SamplingParams,
         *,
         timeline: Timeline | None = None,
-        salt: str = "",
-        priority: int = 0,
+        terms: Terms = DEFAULT_TERMS,
     ) -> list[EngineRequest]:
         """One request for each of the ``params.n`` answers, in order of their index.
 
@@ -72,9 +72,9 @@ class Admission:
         """
         room = self._check_prompt(prompt)
         self._check_params(params, room)
-        _check_text(salt, "cache_salt")
-        if not -_INT64 <= priority < _INT64:
-            raise InvalidRequest(f"priority must fit 64 bits, got {priority}", param="priority")
+        _check_text(terms.salt, "cache_salt")
+        if not -_INT64 <= terms.priority < _INT64:
+            raise InvalidRequest(f"priority must fit 64 bits, got {terms.priority}", param="priority")
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         stop_ids = self.stop_ids(params)
         raw = prompt.tobytes()
@@ -88,8 +88,12 @@ class Admission:
                 seed=derive_seed(seed, index),
                 max_tokens=max_tokens,
                 stop_ids=stop_ids,
-                salt=salt,
-                priority=priority,
+                salt=terms.salt,
+                priority=terms.priority,
+                service=terms.service,
+                tenant=terms.tenant,
+                share=terms.share,
+                deadline_ns=terms.deadline_ns,
                 stamps=stamps,
             )
             for index in range(params.n)

@@ -18,6 +18,7 @@ from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import EngineDead, EngineDraining, InvalidRequest
 from firsttoken.core.outputs import RequestOutput
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import DEFAULT_TERMS, Terms, class_named, deadline_after
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.generation import Generation
@@ -276,14 +277,12 @@ class AsyncLLM:
         *,
         request_id: str | None = None,
         timeline: Timeline | None = None,
-        salt: str = "",
-        priority: int = 0,
+        terms: Terms = DEFAULT_TERMS,
     ) -> Generation:
         """Send a request to the engine; its ``n`` answers go in one message and may start in the same step.
 
-        ``prompt`` is uint32 token ids. ``timeline`` holds what was stamped on the way here; ``salt`` separates
-        prefix caches; of two waiting requests the one with the lower ``priority`` goes first. The caller must read
-        the `Generation` to its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`, `EngineDead`.
+        ``prompt`` is uint32 token ids. ``timeline`` holds what was stamped on the way here. The caller must read the
+        `Generation` to its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`, `EngineDead`.
         """
         link = self._started()
         assert self._admission is not None
@@ -294,7 +293,7 @@ class AsyncLLM:
         if not timeline.times:
             timeline.stamp(Mark.TOKENIZED)
         try:
-            requests = self._admission.admit(prompt, params, timeline=timeline, salt=salt, priority=priority)
+            requests = self._admission.admit(prompt, params, timeline=timeline, terms=terms)
         except InvalidRequest:
             self.metrics.refused()
             raise
@@ -323,11 +322,21 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        service_class: str = "p2",
+        deadline_ms: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As vLLM's: a stream of cumulative outputs, the last with ``finished``. Closing the generator (leaving the
-        loop over it, cancelling its task) aborts the request. Raises what `open` and a `Generation` raise."""
+        loop over it, cancelling its task) aborts the request. Raises what `open` and a `Generation` raise.
+
+        Of two waiting requests the one of the better ``service_class`` ("p0", "p1", "p2") goes first, then the one
+        with the lower ``priority``. One that has not started ``deadline_ms`` after the call never does, and raises
+        `DeadlineExceeded`.
+        """
         timeline = Timeline()
         timeline.stamp(Mark.RECEIVED)
+        service = class_named(service_class)
+        deadline_ns = 0 if deadline_ms is None else deadline_after(timeline.times[0], deadline_ms)
+        terms = Terms(service=service, priority=priority, deadline_ns=deadline_ns)
         await self.start()
         timeline.stamp(Mark.PARSED)
         params = default_params(self.generation_config) if sampling_params is None else sampling_params
@@ -335,7 +344,7 @@ class AsyncLLM:
         timeline.stamp(Mark.TEMPLATED)
         tokens = await self.encode(text) if ids is None and text is not None else token_ids(ids or ())
         timeline.stamp(Mark.TOKENIZED)
-        generation = self.open(tokens, params, request_id=request_id, timeline=timeline, priority=priority)
+        generation = self.open(tokens, params, request_id=request_id, timeline=timeline, terms=terms)
         so_far = Accumulator(generation.id, text, tokens, params.n, self.tokenizer)
         self._named.setdefault(generation.id, []).append(generation)
         try:

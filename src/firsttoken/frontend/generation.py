@@ -8,9 +8,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.clock import NS_PER_S
-from firsttoken.core.errors import EngineDead, FirstTokenError, InvalidRequest
+from firsttoken.core.errors import DeadlineExceeded, EngineDead, FirstTokenError, InvalidRequest
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.answer import Answer, Delta
 from firsttoken.frontend.link import EngineLink
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Delta", "Generation", "GenerationFailed"]
 
 
+# How the engine's error begins when a request did not start by its deadline.
+DEADLINE = "deadline"
 # Arrivals (a token each, as a rule) that a consumer turns into text before it lets others run: a reader that comes back
 # late to thousands of tokens and dozens of stop strings must not hold up the rest.
 _TURN = 128
@@ -37,6 +40,14 @@ class GenerationFailed(FirstTokenError):
         self.message = message
 
 
+def failure(error: str | None, prefix: str = "") -> FirstTokenError:
+    """What a caller is told of a request that the engine ended with ``error``."""
+    message = prefix + (error or "the engine gave no reason")
+    if error is not None and error.startswith(DEADLINE):
+        return DeadlineExceeded(message)
+    return GenerationFailed(message)
+
+
 class Generation:
     """An asynchronous iterator of `Delta`, for one consumer, on the event loop that opened it.
 
@@ -45,8 +56,9 @@ class Generation:
     detokenising. Tokens that pile up behind a slow consumer are merged into few deltas; their number is bounded by
     ``max_tokens``.
 
-    The iteration raises `InvalidRequest` when the engine refused the request, `GenerationFailed` when it failed in
-    the engine, and `EngineDead` when the engine stopped; what arrived before is given first.
+    The iteration raises `InvalidRequest` when the engine refused the request, `DeadlineExceeded` when it could not
+    start in time, `GenerationFailed` when it failed in the engine, and `EngineDead` when the engine stopped; what
+    arrived before is given first.
     """
 
     def __init__(
@@ -66,7 +78,9 @@ class Generation:
         self.timeline = timeline
         self.params = params
         self._link = link
-        self._metrics = metrics
+        self.service = ServiceClass(requests[0].service)
+        self._refused = metrics.refused
+        self._metrics = metrics.of(self.service)
         stop_ids = frozenset(requests[0].stop_ids)
         self._answers = [Answer(index, params, stop_ids, tokenizer) for index in range(len(requests))]
         # Engine ids of the answers whose last delta has not come yet. Their order is the answers'.
@@ -82,7 +96,7 @@ class Generation:
         self._last_ns = [0] * len(requests)  # when each answer's latest tokens arrived
         self._ended = False
         self._unbooked = set(range(len(requests)))  # answers whose outcome is not counted yet
-        metrics.started(len(requests))
+        self._metrics.started(len(requests))
 
     # ------------------------------------------------------------ for the caller
 
@@ -148,7 +162,7 @@ class Generation:
 
     def refuse(self, refusal: Refused) -> None:
         self._live.pop(refusal.id, None)
-        self._metrics.refused()
+        self._refused()
         self._fail(InvalidRequest(refusal.message, param=refusal.param, code=refusal.code))
 
     def die(self, error: EngineDead) -> None:
@@ -203,7 +217,7 @@ class Generation:
         last, ns = items[-1][1], items[-1][2]
         reason = last.finish_reason
         if reason == "error":
-            self._fail(GenerationFailed(last.error or "the engine gave no reason"))
+            self._fail(failure(last.error))
             reason = None
         tokens, logprobs = _merged(items)
         if tokens or reason is not None:

@@ -17,10 +17,11 @@ from firsttoken.core.errors import EngineDead, InvalidRequest
 from firsttoken.core.outputs import RequestOutput
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import Terms, class_named
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.answer import Answer
-from firsttoken.frontend.generation import GenerationFailed
+from firsttoken.frontend.generation import failure
 from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
@@ -36,6 +37,7 @@ _CHECK_S = 0.3
 _STOP_S = 5.0
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+Classes = str | Sequence[str]
 Arrival = tuple[RequestDelta, int] | Refused | EngineDead
 
 
@@ -45,8 +47,9 @@ class LLM:
         with LLM("smollm2") as llm:
             llm.generate(["The capital of France is"], SamplingParams(temperature=0))
 
-    ``options`` are the fields of `EngineArgs`. Raises `CheckpointError` for a model that cannot be read, `EngineDead`
-    when the engine could not start. May be used from several threads at once.
+    ``options`` are the fields of `EngineArgs`. Raises `ConfigError` for a targets file that cannot be honoured,
+    `CheckpointError` for a model that cannot be read, `EngineDead` when the engine could not start. May be used from
+    several threads at once.
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
@@ -103,24 +106,31 @@ class LLM:
     # ----------------------------------------------------------------- generate
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = False
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = False,
+        service_class: Classes = "p2",
     ) -> list[RequestOutput]:
         """One output for each prompt, in their order.
 
         ``prompts``: text, token ids, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, or a list of these.
         ``sampling_params``: one for all, one for each, or None for the checkpoint's defaults. All prompts are checked
-        before any is started. ``use_tqdm`` shows progress on stderr. Raises `InvalidRequest`, `GenerationFailed` when
-        a request failed in the engine, `EngineDead`.
+        before any is started. ``use_tqdm`` shows progress on stderr. ``service_class``, "p0", "p1" or "p2": one for
+        all or one for each; the best goes first. Raises `InvalidRequest`, `GenerationFailed` when a request failed in
+        the engine, `EngineDead`.
         """
         items = split_prompts(prompts)
         params = self._params_for(len(items), sampling_params)
+        terms = _terms_for(len(items), service_class)
         jobs = []
-        for number, (item, one) in enumerate(zip(items, params, strict=True)):
+        for number, (item, one, on) in enumerate(zip(items, params, terms, strict=True)):
             timeline = Timeline()
             timeline.stamp(Mark.TEMPLATED)
             text, ids = split_prompt(item)
             tokens = self._encode(text) if ids is None and text is not None else token_ids(ids or ())
-            jobs.append(self._job(number, text, tokens, one, timeline))
+            jobs.append(self._job(number, text, tokens, one, on, timeline))
         return self._run(jobs, use_tqdm)
 
     def chat(
@@ -132,16 +142,18 @@ class LLM:
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        service_class: Classes = "p2",
     ) -> list[RequestOutput]:
         """`generate` for one conversation, or several, by the checkpoint's chat template. Raises as `generate`."""
         several = bool(messages) and not isinstance(messages[0], dict)
         conversations: list[Any] = list(messages) if several else [messages]
         params = self._params_for(len(conversations), sampling_params)
+        terms = _terms_for(len(conversations), service_class)
         template, tokenizer = self._text.chat_template, self.get_tokenizer()
         if template is None:
             raise InvalidRequest(f"model {self.info.model!r} has no chat template: use generate", param="messages")
         jobs = []
-        for number, (conversation, one) in enumerate(zip(conversations, params, strict=True)):
+        for number, (conversation, one, on) in enumerate(zip(conversations, params, terms, strict=True)):
             timeline = Timeline()
             timeline.stamp(Mark.PARSED)
             text = template.render(
@@ -152,7 +164,7 @@ class LLM:
             )
             timeline.stamp(Mark.TEMPLATED)
             tokens = tokenizer.encode(text, add_special_tokens=False)  # the template writes its own
-            jobs.append(self._job(number, text, tokens, one, timeline))
+            jobs.append(self._job(number, text, tokens, one, on, timeline))
         return self._run(jobs, use_tqdm)
 
     # ------------------------------------------------------------------- others
@@ -208,10 +220,16 @@ class LLM:
         return list(given)
 
     def _job(
-        self, number: int, text: str | None, tokens: array[int], params: SamplingParams, timeline: Timeline
+        self,
+        number: int,
+        text: str | None,
+        tokens: array[int],
+        params: SamplingParams,
+        terms: Terms,
+        timeline: Timeline,
     ) -> _Job:
         timeline.stamp(Mark.TOKENIZED)
-        requests = self._admission.admit(tokens, params, timeline=timeline)
+        requests = self._admission.admit(tokens, params, timeline=timeline, terms=terms)
         tokenizer = self._text.tokenizer
         stop_ids = frozenset(requests[0].stop_ids)
         return _Job(
@@ -296,7 +314,7 @@ class _Batch:
             return None
         job, index = found
         if delta.finish_reason == "error":
-            raise GenerationFailed(f"prompt {job.number}: {delta.error or 'the engine gave no reason'}")
+            raise failure(delta.error, f"prompt {job.number}: ")
         made = job.answers[index].push(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_reason)
         job.so_far.add(made)
         if index == 0:
@@ -308,6 +326,17 @@ class _Batch:
             if index == 0:
                 job.times.finish(ns)
         return job
+
+
+def _terms_for(count: int, given: Classes) -> list[Terms]:
+    if isinstance(given, str):
+        return [Terms(service=class_named(given))] * count
+    if len(given) != count:
+        raise InvalidRequest(
+            f"{len(given)} service classes for {count} prompts: give one for all or one for each",
+            param="service_class",
+        )
+    return [Terms(service=class_named(one)) for one in given]
 
 
 @contextmanager

@@ -7,17 +7,20 @@ front end, a fraction of a microsecond a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from firsttoken.core.clock import NS_PER_S, now_ns
+from firsttoken.core.service import CLASS_NAMES
 from firsttoken.transport.messages import EngineInfo, EngineStats
 
 Outcome = Literal["finished", "aborted", "failed"]
+
+_BY_CLASS = ("service_class",)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,6 +50,28 @@ class EngineCollector(Collector):
             yield _info(self.info)
 
 
+class ClassMetrics:
+    """The series of one service class; made by `FrontendMetrics`."""
+
+    __slots__ = ("_ended", "first_token", "request_done", "started", "token_gap")
+
+    def __init__(
+        self, name: str, ttft: Histogram, itl: Histogram, e2e: Histogram, started: Counter, ended: Counter
+    ) -> None:
+        # Bound once: these are called for every token of every stream.
+        self.first_token = ttft.labels(name).observe  # (seconds)
+        self.token_gap = itl.labels(name).observe  # (seconds)
+        self.request_done = e2e.labels(name).observe  # (seconds)
+        # Counts answers that are asked of the engine. Each is to be told to `ended` once.
+        self.started = started.labels(name).inc
+        self._ended = {outcome: ended.labels(outcome, name) for outcome in get_args(Outcome)}
+
+    def ended(self, outcome: Outcome, answers: int = 1) -> None:
+        """Count answers as their callers saw them end, which the engine cannot know: it aborts an answer that a stop
+        string finished, and tells nothing any more once it is dead."""
+        self._ended[outcome].inc(answers)
+
+
 class FrontendMetrics:
     """Everything a server's ``/metrics`` shows. Observing is thread-safe and does no I/O."""
 
@@ -55,35 +80,44 @@ class FrontendMetrics:
         self._engine = EngineCollector()
         self.registry.register(self._engine)
         ProcessCollector(registry=self.registry)
-        self._ttft = self._histogram(
-            "time_to_first_token", "From the request's arrival to its first token", TTFT_BUCKETS
+        ttft = self._histogram(
+            "time_to_first_token", "From the request's arrival to its first token", TTFT_BUCKETS, _BY_CLASS
         )
-        self._itl = self._histogram("inter_token_latency", "Gap between two tokens of a request", ITL_BUCKETS)
-        self._e2e = self._histogram("request_duration", "From the request's arrival to its last token", E2E_BUCKETS)
+        itl = self._histogram("inter_token_latency", "Gap between two tokens of a request", ITL_BUCKETS, _BY_CLASS)
+        e2e = self._histogram(
+            "request_duration", "From the request's arrival to its last token", E2E_BUCKETS, _BY_CLASS
+        )
         self._lag = self._histogram("event_loop_lag", "How late the API process's event loop wakes up", LAG_BUCKETS)
         self._refused = Counter(
             "firsttoken_requests_refused", "Requests refused before they were run", registry=self.registry
         )
-        self._started = Counter(
-            "firsttoken_requests_started", "Answers asked of the engine (n for a request)", registry=self.registry
+        started = Counter(
+            "firsttoken_requests_started",
+            "Answers asked of the engine (n for a request)",
+            _BY_CLASS,
+            registry=self.registry,
         )
         ended = Counter(
             "firsttoken_requests_ended",
             "Answers that ended, by outcome: finished, aborted (the caller left), failed",
-            ["outcome"],
+            ["outcome", *_BY_CLASS],
             registry=self.registry,
         )
-        self._ended = {outcome: ended.labels(outcome) for outcome in ("finished", "aborted", "failed")}
-        # Bound once: these are called for every token of every stream.
-        self.first_token = self._ttft.observe  # (seconds)
-        self.token_gap = self._itl.observe  # (seconds)
-        self.request_done = self._e2e.observe  # (seconds)
+        self._classes = [ClassMetrics(name, ttft, itl, e2e, started, ended) for name in CLASS_NAMES]
         self.loop_lag = self._lag.observe  # (seconds)
 
-    def _histogram(self, name: str, help_text: str, buckets: Iterable[float]) -> Histogram:
+    def _histogram(self, name: str, help_text: str, buckets: Iterable[float], labels: Sequence[str] = ()) -> Histogram:
         return Histogram(
-            f"firsttoken_{name}_seconds", f"{help_text} (s)", buckets=tuple(buckets), registry=self.registry
+            f"firsttoken_{name}_seconds",
+            f"{help_text} (s)",
+            labelnames=labels,
+            buckets=tuple(buckets),
+            registry=self.registry,
         )
+
+    def of(self, service: int) -> ClassMetrics:
+        """What the callers of this service class feel."""
+        return self._classes[service]
 
     @property
     def stats(self) -> EngineStats:
@@ -105,15 +139,6 @@ class FrontendMetrics:
     def refused(self) -> None:
         """Count a request that was refused at the door."""
         self._refused.inc()
-
-    def started(self, answers: int) -> None:
-        """Count answers that are asked of the engine. Each is to be told to `ended` once."""
-        self._started.inc(answers)
-
-    def ended(self, outcome: Outcome, answers: int = 1) -> None:
-        """Count answers as their callers saw them end, which the engine cannot know: it aborts an answer that a stop
-        string finished, and tells nothing any more once it is dead."""
-        self._ended[outcome].inc(answers)
 
     def render(self) -> bytes:
         """The exposition text, of type `CONTENT_TYPE`. Some milliseconds: call it in a thread, not in the loop."""

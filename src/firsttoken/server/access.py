@@ -24,6 +24,7 @@ def log_call(call: Call) -> None:
         return
     fields: dict[str, Any] = {}
     if call.generations:
+        fields["service_class"] = call.generations[0].service.label
         fields["prompt_tokens"] = sum(one.prompt_tokens for one in call.generations)
         fields["output_tokens"] = sum(one.completion_tokens for one in call.generations)
         fields["cached_tokens"] = sum(one.cached_tokens for one in call.generations)

@@ -7,7 +7,8 @@ import hmac
 from collections.abc import Sequence
 
 from firsttoken.server.access import log_refusal
-from firsttoken.server.call import JSON, App, Receive, Scope, Send, given_id, header
+from firsttoken.server.call import CALLER, JSON, App, Caller, Receive, Scope, Send, given_id, header
+from firsttoken.server.config import ApiKey
 from firsttoken.server.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/progress"})
@@ -17,29 +18,36 @@ class ApiKeys:
     """ASGI middleware: 401 without one of the keys, on every path but the health checks.
 
     Only SHA-256 digests are kept and compared, each in constant time and all of them always. A key's digest also
-    names the tenant, so that cached prefixes are not shared between keys.
+    names the tenant, so that cached prefixes are not shared between keys; keys of one name are one tenant, that of the
+    first, so that a key can be replaced while its holder still uses the old one.
     """
 
-    def __init__(self, app: App, keys: Sequence[str]) -> None:
+    def __init__(self, app: App, keys: Sequence[ApiKey]) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._callers: list[tuple[bytes, Caller]] = []
+        named: dict[str, Caller] = {}
+        for one in keys:
+            digest = hashlib.sha256(one.key.encode()).digest()
+            tenant = hashlib.sha256(b"firsttoken/tenant" + digest).hexdigest()
+            caller = Caller(tenant, one.rule)
+            self._callers.append((digest, named.setdefault(one.name, caller) if one.name else caller))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not _is_open(scope):
-            digest = self._match(scope)
-            if digest is None:
+            caller = self._match(scope)
+            if caller is None:
                 await refuse(scope, send, _unauthorized())
                 return
-            scope = {**scope, "firsttoken.tenant": hashlib.sha256(b"firsttoken/tenant" + digest).hexdigest()}
+            scope = {**scope, CALLER: caller}
         await self._app(scope, receive, send)
 
-    def _match(self, scope: Scope) -> bytes | None:
+    def _match(self, scope: Scope) -> Caller | None:
         scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
         given = hashlib.sha256(key.strip()).digest()
         found = None
-        for digest in self._digests:
+        for digest, caller in self._callers:
             if hmac.compare_digest(digest, given):
-                found = digest
+                found = caller
         return found if scheme.lower() == b"bearer" else None
 
 

@@ -10,8 +10,10 @@ import asyncio
 import random
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from firsttoken.core.service import KeyRule
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.server.access import log_call
 from firsttoken.server.errors import ApiError, Headers, as_api_error, stopping
@@ -31,6 +33,8 @@ EVENT_STREAM = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+# The key in an ASGI scope of the `Caller`, where there are API keys.
+CALLER = "firsttoken.caller"
 # The key in an ASGI scope of the time at which the request's first byte was read, where the server knows it.
 RECEIVED_NS = "firsttoken.received_ns"
 # The key in an ASGI scope that is there once the whole body has been read, where the server knows it.
@@ -43,6 +47,17 @@ BODY_STALL_S = 75.0
 # Seeded once by the operating system; of its own, so that a caller of random.seed() cannot make ids repeat.
 _IDS = random.Random()
 _NOT_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who holds the key of a request. ``tenant`` isolates cached prefixes, and is who shares a class by ``rule``."""
+
+    tenant: str
+    rule: KeyRule
+
+
+_ANYBODY = Caller("", KeyRule())
 
 
 class ClientGone(Exception):
@@ -83,9 +98,11 @@ class Call:
         self._watcher: asyncio.Task[None] | None = None
 
     @property
-    def tenant(self) -> str:
-        """What isolates this caller's cached prefixes from other keys' ("" without keys)."""
-        return str(self.scope.get("firsttoken.tenant", ""))
+    def caller(self) -> Caller:
+        """Whose key came with the request."""
+        found = self.scope.get(CALLER, _ANYBODY)
+        assert isinstance(found, Caller)
+        return found
 
     # ------------------------------------------------------------------- reading
 

@@ -23,8 +23,9 @@ from firsttoken.server.encode import (
     token_ids_extra,
     usage,
 )
-from firsttoken.server.sampling import cache_salt, chat_params, priority
+from firsttoken.server.sampling import chat_params
 from firsttoken.server.schema import ChatRequest
+from firsttoken.server.service import agree
 from firsttoken.server.state import AppState
 from firsttoken.server.streaming import check_stream_options, deltas, named
 
@@ -44,6 +45,7 @@ class ChatJob:
     generation: Generation
     params: SamplingParams
     prompt: array[int]
+    tier: str
 
     @property
     def wants_logprobs(self) -> bool:
@@ -91,7 +93,7 @@ class ChatRoute:
         check_stream_options(request)
         params = chat_params(request, llm.generation_config)
         params.check_vocabulary(llm.info.vocab_size)
-        salt, rank = cache_salt(request, call.tenant), priority(request)
+        terms, tier = agree(request, call.caller, call.timeline.times[0])
         kwargs = check_template_kwargs(request.chat_template_kwargs)
         if request.add_generation_prompt is not None:
             kwargs["add_generation_prompt"] = request.add_generation_prompt
@@ -100,13 +102,11 @@ class ChatRoute:
         call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)
         call.timeline.stamp(Mark.TOKENIZED, rendered.tokenized_ns)
         try:
-            generation = llm.open(
-                rendered.ids, params, request_id=call.request_id, timeline=call.timeline, salt=salt, priority=rank
-            )
+            generation = llm.open(rendered.ids, params, request_id=call.request_id, timeline=call.timeline, terms=terms)
         except InvalidRequest as error:
             raise named(error, "messages") from None
         call.generations.append(generation)
-        return ChatJob(request, generation, params, rendered.ids)
+        return ChatJob(request, generation, params, rendered.ids, tier)
 
     def _decode(self, body: bytes) -> tuple[ChatRequest, list[dict[str, Any]]]:
         request = self._decoder.decode(body)
@@ -122,6 +122,7 @@ class ChatRoute:
             kind="chat.completion.chunk",
             created=int(time.time()),
             model=self._state.llm.model_name,
+            service_tier=job.tier,
             text_choice=chat_text_choice,
             usage_last=bool(options and options.include_usage),
             usage_always=bool(options and options.continuous_usage_stats),
@@ -188,6 +189,7 @@ class ChatRoute:
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self._state.llm.model_name,
+            "service_tier": job.tier,
             "choices": [self._choice(index, answer, job) for index, answer in enumerate(answers)],
             "usage": job.usage(),
         }

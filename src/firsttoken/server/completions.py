@@ -26,8 +26,9 @@ from firsttoken.server.encode import (
     usage,
 )
 from firsttoken.server.errors import bad_request
-from firsttoken.server.sampling import cache_salt, completion_params, priority
+from firsttoken.server.sampling import completion_params
 from firsttoken.server.schema import CompletionRequest
+from firsttoken.server.service import agree
 from firsttoken.server.state import AppState
 from firsttoken.server.streaming import check_stream_options, deltas, naming
 
@@ -66,6 +67,7 @@ class CompletionJob:
 
     request: CompletionRequest
     params: SamplingParams
+    tier: str
     parts: list[_Part]
     answers: list[_Answer]
 
@@ -116,7 +118,7 @@ class CompletionRoute:
         check_stream_options(request)
         params = completion_params(request, llm.generation_config)
         params.check_vocabulary(llm.info.vocab_size)
-        salt, rank = cache_salt(request, call.tenant), priority(request)
+        terms, tier = agree(request, call.caller, call.timeline.times[0])
         if len(prompts) * params.n > self._state.config.max_prompts:
             raise bad_request(
                 f"{len(prompts)} prompts with n={params.n} make {len(prompts) * params.n} answers; "
@@ -133,15 +135,13 @@ class CompletionRoute:
             for prompt, ids, name in zip(prompts, encoded, names, strict=True)
         ]
         call.timeline.stamp(Mark.TOKENIZED)
-        job = CompletionJob(request, params, [], [_Answer() for _ in range(len(prompts) * params.n)])
+        job = CompletionJob(request, params, tier, [], [_Answer() for _ in range(len(prompts) * params.n)])
         try:
             for index, (ids, text) in enumerate(zip(encoded, texts, strict=True)):
                 # Each prompt has its own way from here on; the first one's timeline is the request's.
                 timeline = Timeline(call.timeline.stamps()) if index else call.timeline
                 with naming(names[index]):
-                    generation = llm.open(
-                        ids, params, request_id=call.request_id, timeline=timeline, salt=salt, priority=rank
-                    )
+                    generation = llm.open(ids, params, request_id=call.request_id, timeline=timeline, terms=terms)
                 call.generations.append(generation)
                 job.parts.append(_Part(index * params.n, ids, text, generation, names[index]))
         except BaseException:
@@ -203,6 +203,7 @@ class CompletionRoute:
             kind="text_completion",
             created=int(time.time()),
             model=self._state.llm.model_name,
+            service_tier=job.tier,
             text_choice=text_choice,
             usage_last=bool(options and options.include_usage),
             usage_always=bool(options and options.continuous_usage_stats),
@@ -251,6 +252,7 @@ class CompletionRoute:
             "object": "text_completion",
             "created": int(time.time()),
             "model": self._state.llm.model_name,
+            "service_tier": job.tier,
             "choices": [self._choice(index, job) for index in range(len(job.answers))],
             "usage": job.usage(),
         }

@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.service import KeyRule, Targets
 
 MIB = 1 << 20
 # JSON bytes a prompt may take per token of context: far above any real text (about 4, or 24 when a client escapes
@@ -14,12 +15,21 @@ MIB = 1 << 20
 PROMPT_BYTES_PER_TOKEN = 64
 
 
+class ApiKey(msgspec.Struct, frozen=True):
+    """``name`` is "" for a key without a rule of its own, which may ask for everything."""
+
+    name: str
+    key: str
+    rule: KeyRule = KeyRule()
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of the HTTP server, under the names of the command line (``--api-key`` is ``api_keys``).
 
-    ``port`` 0 takes a free one. Without ``api_keys`` every caller is served. ``max_body_bytes`` bounds a request's
-    body (413 above it), ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request.
-    ``drain_s`` is how long running requests may take to finish after SIGTERM.
+    ``port`` 0 takes a free one. Without ``api_keys`` every caller is served. A key for which ``targets`` has a rule is
+    given as NAME=KEY; any other text is a key as a whole. ``max_body_bytes`` bounds a request's body (413 above it),
+    ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request. ``drain_s`` is how long
+    running requests may take to finish after SIGTERM.
     """
 
     host: str = "127.0.0.1"
@@ -29,6 +39,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_messages: int = 4096
     max_prompts: int = 128
     drain_s: float = 30.0
+    targets: Targets = Targets()
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
@@ -39,9 +50,29 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s must be a number of seconds, 0 or more, got {self.drain_s}")
+        keys = self.keys()
         # An empty key would let everybody in, and a header cannot carry other characters.
-        if not all(key and key.isascii() and key.isprintable() and key == key.strip() for key in self.api_keys):
+        if not all(
+            one.key and one.key.isascii() and one.key.isprintable() and one.key == one.key.strip() for one in keys
+        ):
             raise ConfigError("an API key must be printable ASCII, not empty, without blanks around it")
+        if len({one.key for one in keys}) < len({(one.key, one.name) for one in keys}):
+            raise ConfigError("one API key is given under two names: whose rule would hold? Give each name its own key")
+        for name in self.targets.keys:
+            if all(one.name != name for one in keys):
+                raise ConfigError(
+                    f"the targets have a rule for a key called {name!r:.80}, but there is no such key: "
+                    f"give --api-key {name:.80}=KEY, or take the rule out"
+                )
+
+    def keys(self) -> list[ApiKey]:
+        """The keys with their names and rules."""
+        found = []
+        for text in self.api_keys:
+            name, equals, key = text.partition("=")
+            named = bool(equals) and name in self.targets.keys
+            found.append(ApiKey(name, key, self.targets.keys[name]) if named else ApiKey("", text))
+        return found
 
     def max_prompt_bytes(self, max_model_len: int) -> int:
         """Bytes of JSON that one prompt may take, for a model of ``max_model_len`` tokens."""

@@ -42,13 +42,14 @@ class ChunkWriter:
         kind: str,
         created: int,
         model: str,
+        service_tier: str,
         text_choice: Callable[[int, bytes], bytes],
         usage_last: bool = False,
         usage_always: bool = False,
     ) -> None:
         self._text_choice = text_choice
         self._frames: dict[int, tuple[bytes, bytes]] = {}
-        fixed = to_json({"id": id_, "object": kind, "created": created, "model": model})
+        fixed = to_json({"id": id_, "object": kind, "created": created, "model": model, "service_tier": service_tier})
         self._head = b"data: " + fixed[:-1] + b',"choices":['
         self._usage_last = usage_last
         self.usage_always = usage_always and usage_last

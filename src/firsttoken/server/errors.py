@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 
-from firsttoken.core.errors import EngineDead, EngineDraining, FirstTokenError, InvalidRequest
+from firsttoken.core.errors import DeadlineExceeded, EngineDead, EngineDraining, FirstTokenError, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ def as_api_error(exc: BaseException) -> ApiError:
         return unavailable("The server is shutting down and takes no new requests.", "server_draining")
     if isinstance(exc, EngineDead):
         return unavailable(f"{_sentence(str(exc))}. The server must be started again.", "engine_dead")
+    if isinstance(exc, DeadlineExceeded):
+        return ApiError(504, str(exc), type_="timeout", param="deadline_ms", code="deadline_exceeded")
     if isinstance(exc, FirstTokenError):
         return ApiError(500, str(exc), type_="server_error", code="generation_failed")
     logger.error("a request failed unexpectedly", exc_info=exc)

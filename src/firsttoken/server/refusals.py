@@ -41,7 +41,6 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
-    "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "structured_outputs": (),

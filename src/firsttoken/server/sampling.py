@@ -18,8 +18,6 @@ from firsttoken.server.errors import bad_request
 from firsttoken.server.schema import ChatRequest, CompletionRequest, GenerationRequest, Number
 
 COMPLETION_MAX_TOKENS = 16
-MAX_SALT_CHARS = 256
-MAX_PRIORITY = 2**31
 
 V = TypeVar("V")
 
@@ -55,24 +53,6 @@ def completion_params(request: CompletionRequest, defaults: GenerationConfig) ->
         raise bad_request("logprobs of an echoed prompt are not supported: leave out echo or logprobs", "echo")
     max_tokens = _or(whole("max_tokens", request.max_tokens), COMPLETION_MAX_TOKENS)
     return _params(request, defaults, max_tokens, logprobs, "logprobs")
-
-
-def priority(request: GenerationRequest) -> int:
-    """Lower goes first, as in vLLM."""
-    value = whole("priority", request.priority) or 0
-    if not -MAX_PRIORITY <= value < MAX_PRIORITY:
-        raise bad_request(f"priority must fit 32 bits, got {value!r}", "priority")
-    return value
-
-
-def cache_salt(request: GenerationRequest, tenant: str) -> str:
-    """What isolates this request's cached prefixes: the tenant (from the API key) and the caller's own salt."""
-    own = request.cache_salt
-    if own is None:
-        return tenant
-    if not 1 <= len(own) <= MAX_SALT_CHARS:
-        raise bad_request(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, got {len(own)}", "cache_salt")
-    return f"{tenant}/{own}"
 
 
 def _params(

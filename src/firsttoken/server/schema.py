@@ -47,10 +47,12 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     min_tokens: Number | None = None
     skip_special_tokens: bool | None = None
     priority: Number | None = None
+    service_tier: str | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     # ours
     timings: bool | None = None
+    deadline_ms: Number | None = None
     # harmless: they change nothing that a caller could see
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -71,7 +73,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     request_id: Any = None
     response_format: Any = None
     return_tokens_as_token_ids: Any = None
-    service_tier: Any = None
     spaces_between_special_tokens: Any = None
     store: Any = None
     structured_outputs: Any = None
