@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.decode_step import DecodeStep
-from firsttoken.executor.graphs.profiles import decode_profiles
+from firsttoken.core.step_sizes import graph_sizes
 
 ROOF_GB_S = 4520
 
@@ -54,8 +54,10 @@ def main() -> None:
         "context": arguments.context,
         "profiles": [],
     }
-    for profile in decode_profiles(arguments.rows):
-        row = {"rows": [profile.low, profile.high], **measure(step, profile.high, arguments.context)}
+    low = 1
+    for high in graph_sizes(arguments.rows, 1).decode:
+        row = {"rows": [low, high], **measure(step, high, arguments.context)}
+        low = high + 1
         result["profiles"].append(row)
         print(row, flush=True)
     if arguments.output:

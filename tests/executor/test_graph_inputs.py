@@ -5,34 +5,16 @@ from __future__ import annotations
 import weakref
 
 import numpy as np
-import pytest
 import torch
 
 from firsttoken.core.plan import RowBlocks, RowStart, RowWork, StepPlan
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
-from firsttoken.executor.graphs.profiles import ShapeTable, StepShape, decode_profiles, token_profiles
+from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
 from firsttoken.executor.graphs.rows import Staging, StreamRows
 from firsttoken.kernels.step_io import PLACE, new_state
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 7, 16, 17, 64, 100, 256, 1000, 4096])
-def test_decode_profiles_cover_every_number_of_rows_once(most):
-    profiles = decode_profiles(most)
-    covered = [size for profile in profiles for size in range(profile.low, profile.high + 1)]
-    assert covered == list(range(1, len(covered) + 1))
-    assert profiles[-1].high == most
-
-
-@pytest.mark.parametrize("most", [1, 64, 512, 2000, 8192, 10_000])
-def test_token_profiles_cover_every_number_of_tokens_and_waste_little(most):
-    profiles = token_profiles(most)
-    covered = [size for profile in profiles for size in range(profile.low, profile.high + 1)]
-    assert covered == list(range(1, len(covered) + 1))
-    assert profiles[-1].high == most
-    assert all(profile.high - profile.low < 0.25 * profile.high for profile in profiles if profile.low > 512)
 
 
 def test_a_shape_has_room_for_the_step_it_is_of():

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.step_sizes import GRAPH_SIZES, StepSizes
 from firsttoken.scheduler import StepLoad, StepTotal, TimeBudget, TokenCap
-from firsttoken.scheduler.step_sizes import GRAPH_SIZES, StepSizes
 from firsttoken.scheduler.step_time import FittedStepTime
 
 # 4 ms up to 64 token rows, then 2 ms for each 100; 0.1 ms for 1,000 tokens of context.

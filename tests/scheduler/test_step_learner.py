@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from firsttoken.core.step_sizes import GRAPH_SIZES
 from firsttoken.scheduler.step_learner import ERROR_WINDOW, LearningStepTime, StepErrors, StepKind, kind_of
-from firsttoken.scheduler.step_sizes import GRAPH_SIZES
 from firsttoken.scheduler.step_time import FittedStepTime, StepLoad
 
 KNOTS = ((1, 3.8), (64, 4.6), (512, 11.0), (8192, 160.0))

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firsttoken.core.plan import RowWork, StepPlan
-from firsttoken.executor.graphs import profiles
+from firsttoken.core.step_sizes import GRAPH_SIZES
+from firsttoken.executor.graphs.profiles import ShapeTable
 from firsttoken.scheduler.least_squares import nonnegative_least_squares
-from firsttoken.scheduler.step_sizes import GRAPH_SIZES, StepSizes
 from firsttoken.scheduler.step_time import FittedStepTime, StepLoad, chunk_pairs, fit_steps, load_of
 
 MEASURED = Path(__file__).parents[2] / "benchmarks/results/h200/steps.json"
@@ -110,28 +110,12 @@ def test_padding_is_what_a_step_pays_for():
     assert MODEL.ms(StepLoad(4, 0, 508, 0)) < 0.8 * MODEL.ms(StepLoad(4, 0, 509, 0)), "512 token rows, then 768"
 
 
-def test_the_sizes_are_those_that_steps_are_padded_to():
-    def highs(found: list[profiles.Profile]) -> tuple[int, ...]:
-        return tuple(profile.high for profile in found)
-
-    assert (
-        StepSizes(
-            decode=highs(profiles.decode_profiles(8192)),
-            chunks=highs(profiles.token_profiles(16384)),
-            mixed_rows=highs(profiles.mixed_rows(8192)),
-            mixed_totals=highs(profiles.mixed_totals(24576)),
-        )
-        == GRAPH_SIZES
-    )
-
-
 def test_sizes_pad_as_the_shapes_do():
-    table = profiles.ShapeTable(256, 8192, tile_rows=128)
+    table = ShapeTable(256, 8192, tile_rows=128)
     for rows in (0, 1, 3, 16, 17, 65, 200):
         for tokens in (0, 1, 60, 448, 500, 1023, 2048, 5000):
             if rows + tokens:
                 assert GRAPH_SIZES.padded(rows, tokens) == table.shape(rows, [tokens] if tokens else [], 1).tokens
-    assert StepSizes().padded(5, 7) == 12, "a device that does not pad"
 
 
 def test_no_coefficient_is_negative():

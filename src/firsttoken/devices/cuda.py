@@ -11,6 +11,7 @@ from pathlib import Path
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.step_sizes import GRAPH_SIZES
 from firsttoken.devices.cpu import one_of
 from firsttoken.devices.early_context import EarlyContext
 from firsttoken.devices.interface import DeviceFacts, DevicePolicy, WeightChoice
@@ -19,15 +20,12 @@ from firsttoken.executor.ahead.gpus import GPU
 from firsttoken.executor.ahead.messages import Order
 from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
-from firsttoken.executor.graphs.profiles import mixed_rows
 from firsttoken.executor.interface import Executor
 from firsttoken.scheduler.budget import StepTotal
 
 GIB = 1 << 30
 # Dependent launches begin with Hopper, and the kernels' tiles are cut for its shared memory.
 OLDEST_CAPABILITY = (9, 0)
-# Of decode rows that may stand beside chunks.
-MOST_ROWS = 8192
 # There where the kernel has NVIDIA's driver: asked before torch, which could tell more, is imported.
 CONTROL_DEVICE = Path("/dev/nvidiactl")
 
@@ -42,7 +40,7 @@ POLICY = DevicePolicy(
         # Beside 64 decode rows a step of an 8B takes 15 ms with 512 token rows and 24 with 1,024. Larger ones in larger
         # crowds brought first tokens no sooner, and doubled the longest gaps.
         mixed=((0, 512), (2, 1024)),
-        row_profiles=tuple(profile.high for profile in mixed_rows(MOST_ROWS)),
+        row_profiles=GRAPH_SIZES.mixed_rows,
     ),
     # The host plans and launches a step while the one before it runs.
     in_flight=2,

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from firsttoken.core.errors import ConfigError
-from firsttoken.scheduler.step_sizes import StepSizes, next_size
+from firsttoken.core.step_sizes import StepSizes, next_size
 from firsttoken.scheduler.step_time import StepLoad, StepTime
 
 

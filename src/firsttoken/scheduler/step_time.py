@@ -17,8 +17,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from firsttoken.core.plan import StepPlan
+from firsttoken.core.step_sizes import GRAPH_SIZES, StepSizes
 from firsttoken.scheduler.least_squares import nonnegative_least_squares
-from firsttoken.scheduler.step_sizes import GRAPH_SIZES, StepSizes
 
 # Sizes that are nearer to each other than this share one knot of the curve.
 KNOT_RATIO = 1.2

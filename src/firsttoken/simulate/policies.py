@@ -14,7 +14,7 @@ from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import Budget, PlannedStep, Scheduler, SchedulerConfig, StepTotal, TokenCap
 from firsttoken.scheduler.shares import PrefillShares
 from firsttoken.scheduler.step import StepBuilder
-from firsttoken.scheduler.step_sizes import GRAPH_SIZES
+from firsttoken.core.step_sizes import GRAPH_SIZES
 
 DEFAULT = "default"
 PREFILL_FIRST = "prefill-first"

@@ -57,15 +57,15 @@ def _once(shapes: list[StepShape]) -> list[Key]:
 
 
 def _prompt(table: ShapeTable, tokens: int, samples: int) -> StepShape:
-    return table.shape(0, [min(tokens, table.chunks[-1].high)], samples)
+    return table.shape(0, [min(tokens, table.sizes.chunks[-1])], samples)
 
 
 def _prompts(table: ShapeTable) -> list[StepShape]:
     found = []
-    for profile in table.chunks:
+    for size in table.sizes.chunks:
         for chunks in _CHUNKS:
-            if chunks <= min(profile.high, table.max_num_seqs):
-                found += [_cut(table, profile.high, chunks, samples) for samples in (0, chunks)]
+            if chunks <= min(size, table.max_num_seqs):
+                found += [_cut(table, size, chunks, samples) for samples in (0, chunks)]
     return found
 
 
