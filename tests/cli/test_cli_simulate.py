@@ -12,6 +12,7 @@ from firsttoken.devices.cuda import POLICY
 from firsttoken.simulate import policies
 from firsttoken.simulate import run as simulate_run
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 LOAD = ["simulate", "--rate", "20", "--seconds", "1", "--mix", "64,256:4,16"]
 
 
@@ -24,7 +25,7 @@ def simulated(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 def test_the_result_has_its_public_names(capsys: pytest.CaptureFixture[str]) -> None:
     result = simulated(capsys, *LOAD)
     assert result["policy"] == "default"
-    assert result["requests"] == {"sent": 20, "ok": 20, "failed": 0, "reasons": {}}
+    assert result["requests"] == {"sent": 20, "ok": 20, "failed": 0, "reasons": {}, "within_targets": 20}
     figures = result["classes"]["p2"]
     for name in ("ttft_ms", "itl_ms", "e2e_ms"):
         assert list(figures[name]) == ["mean", "p50", "p90", "p95", "p99", "max"]
@@ -86,6 +87,40 @@ def test_targets_decide_the_goodput(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulated(capsys, *LOAD, "--target-ttft", "1us")["classes"]["p2"]["goodput"] == 0
 
 
+def test_each_class_has_its_figures_and_targets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    targets = tmp_path / "targets.toml"
+    targets.write_text('[class.p0]\nttft_p99 = "11us"\nmax_queue = "10us"\n', encoding="utf-8")
+    argv = [*LOAD, "--classes", "p0:0.5,p2:0.5", "--targets", str(targets)]
+    result = simulated(capsys, *argv)
+    assert sorted(result["classes"]) == ["p0", "p2"]
+    assert result["classes"]["p0"]["good"] == 0
+    assert result["requests"]["within_targets"] == result["classes"]["p2"]["requests"]
+    assert result["shares"] == {"p0": 0.5, "p2": 0.5}
+    assert result["classes"] == simulated(capsys, *argv)["classes"]
+
+
+def test_phases_and_bursts_are_a_load(capsys: pytest.CaptureFixture[str]) -> None:
+    result = simulated(capsys, "simulate", "--phases", "20:1,40:1", "--bursts", "8:10", "--mix", "64:4")
+    assert result["classes"]["p2 bursts"]["requests"] == 8
+    assert result["virtual_s"] > 12
+    assert (result["phases"], result["bursts"]) == ([[20.0, 1.0], [40.0, 1.0]], [[8, 10.0]])
+
+
+def test_the_load_on_the_device_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    on, off = (simulated(capsys, *LOAD, "--sustained", state) for state in ("on", "off"))
+    assert on["sustained"]["mixed"] > 1
+    assert off["sustained"] == {"decode": 1.0, "mixed": 1.0, "prefill": 1.0, "host_ms": 0.0}
+    assert on["classes"]["p2"]["itl_ms"]["p50"] > off["classes"]["p2"]["itl_ms"]["p50"]
+
+
+def test_a_measured_load_is_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
+    """What an H200 measured at 40 requests/s for 12 s with 64 at once (benchmarks/results/h200/load_8b_40.json)."""
+    measured = json.loads((RESULTS / "h200" / "load_8b_40.json").read_text(encoding="utf-8"))
+    found = simulated(capsys, "simulate", "--rate", "40", "--seed", "1")["classes"]["p2"]
+    for name, key in (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("itl_ms", "p99"), ("e2e_ms", "p99")):
+        assert found[name][key] == pytest.approx(measured[name][key], rel=0.05)
+
+
 def test_a_trace_shares_its_prefixes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [
@@ -127,6 +162,11 @@ def test_measured_steps_of_another_device(capsys: pytest.CaptureFixture[str], tm
         (["--rate", "0.01"], "no request at all"),
         (["--rate", "1", "--gpu", "tpu"], "come with firsttoken"),
         (["--trace", "x", "--seed", "1"], "a trace has its own lengths"),
+        ([], "say which load"),
+        (["--rate", "1", "--trace", "x"], "say which load"),
+        (["--rate", "1", "--bursts", "1:1"], "say which load"),
+        (["--bursts", "1:1", "--seconds", "1"], "leave out --seconds"),
+        (["--rate", "1", "--targets", "x", "--target-itl", "1ms"], "leave out --target-ttft"),
     ],
 )
 def test_bad_usage(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +174,19 @@ def test_bad_usage(argv: list[str], message: str, capsys: pytest.CaptureFixture[
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [[], ["--rate", "1", "--trace", "x"], ["--rate", "1", "--classes", "p0:1"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--rate", "1", "--classes", "p0"],
+        ["--rate", "1", "--classes", "p3:1"],
+        ["--rate", "1", "--classes", "p0:0.5,p0:0.5"],
+        ["--rate", "1", "--classes", "p0:0.5,p1:0.4"],
+        ["--phases", "5"],
+        ["--phases", "0:1"],
+        ["--bursts", "0:1"],
+        ["--rate", "1", "--sustained", "maybe"],
+    ],
+)
 def test_usage_that_the_parser_refuses(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["simulate", *argv])

@@ -12,7 +12,7 @@ import pytest
 from firsttoken.core.errors import ConfigError
 from firsttoken.scheduler.step_time import StepLoad
 from firsttoken.simulate import gpu as module
-from firsttoken.simulate.gpu import known_tables, model_gpu, packaged_table, read_table
+from firsttoken.simulate.gpu import Sustained, known_tables, model_gpu, packaged_table, read_table
 
 
 def steps(count: int = 40, noise: float = 0.0) -> list[dict[str, Any]]:
@@ -41,6 +41,26 @@ def test_the_packaged_h200_is_known_and_its_error_is_small() -> None:
         assert error["p90"] < 0.2
     # One row with little context: measured as 3.7 ms.
     assert gpu.step_time.ms(StepLoad(1, 129, 0, 0)) == pytest.approx(3.7, rel=0.1)
+
+
+def test_steps_under_load_are_stretched_by_kind() -> None:
+    table = packaged_table("h200", "llama-3.1-8b")
+    under_load, alone = model_gpu(table), model_gpu(table, sustained=False)
+    assert alone.sustained == Sustained()
+    assert table.sustained.source
+    for load, factor in (
+        (StepLoad(8, 4096, 0, 0), table.sustained.decode),
+        (StepLoad(8, 4096, 256, 32896, 256), table.sustained.mixed),
+        (StepLoad(0, 0, 256, 32896, 256), table.sustained.prefill),
+    ):
+        assert under_load.step_time.ms(load) == pytest.approx(factor * alone.step_time.ms(load))
+    assert 1 < table.sustained.decode < table.sustained.mixed
+
+
+def test_a_table_that_says_nothing_of_load_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert model_gpu(read_table(table(tmp_path / "steps"))).sustained == Sustained()
+    with pytest.raises(ConfigError, match="mixed"):
+        read_table(table(tmp_path / "steps", sustained={"mixed": 0}))
 
 
 def test_the_error_is_of_steps_that_the_model_has_not_seen(tmp_path: Path) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gc
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.service import ClassTargets, ServiceClass, Targets
 from firsttoken.scheduler import StepTotal, TokenCap
 from firsttoken.scheduler.step_time import StepLoad
-from firsttoken.simulate.figures import Targets
 from firsttoken.simulate.policies import POLICY_NAMES, Policy, find_policy
 from firsttoken.simulate.run import EngineShape, Outcome, simulate
 from firsttoken.simulate.workload import Job
@@ -34,8 +34,15 @@ class Fixed:
         return self.step_ms + load.prefill_tokens / 16
 
 
-def at(ms: float, tokens: int = 16, output: int = 3, blocks: tuple[int, ...] = (), service_class: str = "p2") -> Job:
-    return Job(round(ms * NS_PER_MS), tokens, output, blocks, service_class)
+def at(
+    ms: float,
+    tokens: int = 16,
+    output: int = 3,
+    blocks: tuple[int, ...] = (),
+    service: ServiceClass = ServiceClass.P2,
+    group: str = "",
+) -> Job:
+    return Job(round(ms * NS_PER_MS), tokens, output, blocks, service, group)
 
 
 def run(jobs: list[Job], time: Fixed | None = None, *, policy: str = "default", **shape: int) -> Outcome:
@@ -115,24 +122,47 @@ def test_scarce_blocks_preempt_and_everything_still_ends() -> None:
 
 def test_goodput_counts_what_keeps_the_targets() -> None:
     jobs = [at(0, output=3), at(1000, 160, output=3)]  # the second's first token takes 20 ms
-    engine = ENGINE
-    for targets, good in ((Targets(), 2), (Targets(ttft_ms=12), 1), (Targets(itl_ms=9.9), 0), (Targets(100, 10), 2)):
-        outcome = simulate(jobs, find_policy("default", TokenCap(512, 16)), engine, Fixed(), targets)
+    for promised, good in (
+        (ClassTargets(), 2),
+        (ClassTargets(ttft_p99=12), 1),
+        (ClassTargets(itl_p99=9.9), 0),
+        (ClassTargets(ttft_p99=100, itl_p99=10), 2),
+    ):
+        targets = Targets(p2=promised)
+        outcome = simulate(jobs, find_policy("default", TokenCap(512, 16)), ENGINE, Fixed(), targets)
         assert outcome.classes["p2"].result(2 * 10**9)["goodput"] == good / 2
 
 
 def test_a_single_long_gap_misses_the_target() -> None:
     jobs = [at(0, output=10), at(15, output=1)]
-    outcome = simulate(jobs, find_policy("default", CAP), ENGINE, Fixed(), Targets(itl_ms=10.5))
+    outcome = simulate(jobs, find_policy("default", CAP), ENGINE, Fixed(), Targets(p2=ClassTargets(itl_p99=10.5)))
     assert sorted(set(outcome.classes["p2"].itl_ms)) == [10.0, 11.0]
     assert outcome.classes["p2"].result(10**9)["goodput"] == 1
 
 
 def test_classes_have_figures_of_their_own() -> None:
-    jobs = [at(0), at(0, service_class="p0")]
+    jobs = [at(0), at(0, service=ServiceClass.P0)]
     outcome = run(jobs)
     assert sorted(outcome.classes) == ["p0", "p2"]
     assert all(len(figures.ttft_ms) == 1 for figures in outcome.classes.values())
+
+
+def test_each_class_has_its_own_targets() -> None:
+    targets = Targets(p0=ClassTargets(ttft_p99=1), p2=ClassTargets(ttft_p99=1000))
+    jobs = [at(0), at(500, service=ServiceClass.P0)]
+    classes = simulate(jobs, find_policy("default", CAP), ENGINE, Fixed(), targets).classes
+    assert (classes["p0"].good, classes["p2"].good) == (0, 1)
+
+
+def test_the_hosts_work_delays_a_lone_step_and_hides_behind_others() -> None:
+    engine = replace(ENGINE, host_ms=2.0)
+    figures = simulate([at(0, output=20)], find_policy("default", CAP), engine, Fixed()).classes["p2"]
+    assert figures.ttft_ms == [2.0 + 11.0]
+    # Planned while the step before runs, so only its own length is seen.
+    assert figures.itl_ms == [10.0] * 19
+    alone = replace(engine, in_flight=1)
+    figures = simulate([at(0, output=20)], find_policy("default", CAP), alone, Fixed()).classes["p2"]
+    assert figures.itl_ms == [12.0] * 19
 
 
 def test_the_real_clock_goes_on_afterwards() -> None:
@@ -182,21 +212,21 @@ def test_fcfs_fills_a_step_to_its_total_decode_rows_as_padded_included() -> None
 
 def test_fcfs_lets_nobody_overtake() -> None:
     # The short prompt came last: by the scheduler's own rule it shares the step, first come first served it waits.
-    jobs = [at(0, 16, 40), at(15, 2500, 1, service_class="long"), at(16, 16, 1, service_class="short")]
+    jobs = [at(0, 16, 40), at(15, 2500, 1, group="long"), at(16, 16, 1, group="short")]
     ours, first_come = (
         run(jobs, policy=name, kv_blocks=300, max_model_len=3000).classes for name in ("default", "fcfs-512")
     )
-    assert ours["short"].ttft_ms[0] < ours["long"].ttft_ms[0] / 2
+    assert ours["p2 short"].ttft_ms[0] < ours["p2 long"].ttft_ms[0] / 2
     # Both end in the fifth step that computes prompts.
-    assert first_come["short"].ttft_ms[0] + 1 == first_come["long"].ttft_ms[0]
+    assert first_come["p2 short"].ttft_ms[0] + 1 == first_come["p2 long"].ttft_ms[0]
 
 
 def test_fcfs_waits_for_a_request_that_does_not_fit() -> None:
     # 40 of 50 blocks are taken: the long one does not fit until the first has ended, the short one would.
-    jobs = [at(0, 600, 20), at(1, 400, 1, service_class="long"), at(2, 16, 1, service_class="short")]
+    jobs = [at(0, 600, 20), at(1, 400, 1, group="long"), at(2, 16, 1, group="short")]
     overtaken, in_order = (run(jobs, kv_blocks=50, policy=name).classes for name in ("default", "fcfs-2048"))
-    assert overtaken["short"].ttft_ms[0] < 70 < 200 < overtaken["long"].ttft_ms[0]
-    assert 200 < in_order["short"].ttft_ms[0] < in_order["long"].ttft_ms[0]
+    assert overtaken["p2 short"].ttft_ms[0] < 70 < 200 < overtaken["p2 long"].ttft_ms[0]
+    assert 200 < in_order["p2 short"].ttft_ms[0] < in_order["p2 long"].ttft_ms[0]
 
 
 def test_prefill_first_never_mixes_and_lets_decode_rows_wait() -> None:

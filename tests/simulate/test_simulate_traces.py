@@ -8,6 +8,7 @@ import pytest
 
 from firsttoken.bench.arrivals import Mix, poisson
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.service import ServiceClass
 from firsttoken.simulate import traces
 from firsttoken.simulate.traces import AZURE_HEADER, read_trace
 from firsttoken.simulate.workload import Job, poisson_jobs, speeded_up, within
@@ -118,7 +119,17 @@ def test_the_poisson_load_is_that_of_bench_load() -> None:
 
 
 def test_scaling_and_cutting() -> None:
-    jobs = [Job(0, 1, 1), Job(1_000_000_000, 2, 1, (1,), "p0"), Job(3_000_000_000, 3, 1)]
+    jobs = [Job(0, 1, 1), Job(1_000_000_000, 2, 1, (1,), ServiceClass.P0), Job(3_000_000_000, 3, 1)]
     assert [job.at_ns for job in speeded_up(jobs, 2)] == [0, 500_000_000, 1_500_000_000]
-    assert speeded_up(jobs, 2)[1] == Job(500_000_000, 2, 1, (1,), "p0")
+    assert speeded_up(jobs, 2)[1] == Job(500_000_000, 2, 1, (1,), ServiceClass.P0)
     assert within(jobs, 3) == jobs[:2]
+
+
+def test_a_mooncake_line_may_name_a_class(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    lines = [{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]} for _ in range(2)]
+    path.write_text("\n".join(json.dumps(line) for line in (lines[0], {**lines[1], "class": "p0"})), encoding="utf-8")
+    assert [job.service for job in read_trace(path)] == [ServiceClass.P2, ServiceClass.P0]
+    path.write_text(json.dumps({**lines[0], "class": "gold"}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"line 1: .*gold"):
+        read_trace(path)

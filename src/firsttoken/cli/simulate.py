@@ -8,13 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firsttoken.cli.bench_load import DEFAULT_MIX
-from firsttoken.cli.bench_options import add_results, duration_ms, hand_in, positive_number, say
-from firsttoken.cli.options import positive_int, whole_int
+from firsttoken.cli.bench_options import add_results, hand_in, positive_number, say
+from firsttoken.cli.options import whole_int
+from firsttoken.cli.simulate_options import (
+    add_engine,
+    add_targets,
+    burst_list,
+    class_shares,
+    engine_head,
+    engine_line,
+    engine_shape,
+    find_gpu,
+    find_mix,
+    find_targets,
+    phase_list,
+)
 from firsttoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from firsttoken.simulate.gpu import GPU, StepTable
-    from firsttoken.simulate.run import EngineShape, Outcome
+    from firsttoken.simulate.gpu import GPU
+    from firsttoken.simulate.run import Outcome
     from firsttoken.simulate.workload import Job
 
 NAME = "simulate"
@@ -22,157 +35,154 @@ HELP = "what scheduling policies do to a load, on a measured GPU under a virtual
 DEFAULT_SECONDS = 12.0
 EPILOG = """\
 The scheduler and the KV cache are the engine's own; each step takes what a model fitted to measured steps says,
-whose error on steps that it was not shown is part of the result. The host's work takes no time, so a real engine
-is somewhat slower. --trace takes Mooncake's JSON lines and Azure's CSV; --rate sends what bench load sends.
+whose error on steps that it was not shown is part of the result, stretched as an engine under load was measured to.
+--trace takes Mooncake's JSON lines (with "class": "p0" if they name one) and Azure's CSV; --rate sends what bench
+load sends; --phases and --bursts follow one another.
 
 policies: default (the CUDA device's own), fcfs-512, fcfs-2048, fcfs-8192 (first come, first served, so many
 token rows a step), prefill-first (decode rows wait while a prompt can be computed)
 
 examples:
   firsttoken simulate --rate 40 --policy default,fcfs-2048,prefill-first
+  firsttoken simulate --rate 50 --classes p0:0.2,p2:0.8 --targets targets.toml
+  firsttoken simulate --phases 5:60,40:60,5:60 --bursts 32:10,32:10 --target-ttft 80ms
   firsttoken simulate --trace mooncake_conversation_trace.jsonl --scale 0.5 --json --png latency.png
   firsttoken simulate --rate 10 --steps steps.json --kv-blocks 4096
 """
-GPU_DEFAULTS = {"gpu": "h200", "shape": "llama-3.1-8b"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    load = parser.add_mutually_exclusive_group(required=True)
-    load.add_argument("--trace", type=Path, metavar="FILE", help="requests as they were recorded somewhere")
-    load.add_argument("--rate", type=positive_number, metavar="R", help="requests a second, arriving at random")
-    parser.add_argument("--mix", metavar="IN,..:OUT,..", help=f"lengths with --rate (default: {DEFAULT_MIX})")
-    parser.add_argument("--seed", type=whole_int, metavar="N", help="of arrivals and lengths with --rate (default: 1)")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="requests as they were recorded somewhere")
+    parser.add_argument("--rate", type=positive_number, metavar="R", help="requests a second, arriving at random")
+    parser.add_argument(
+        "--phases", type=phase_list, metavar="R:S,..", help="R requests a second for S seconds, and so on"
+    )
+    parser.add_argument("--bursts", type=burst_list, metavar="N:S,..", help="N at once after S idle seconds, and so on")
+    parser.add_argument(
+        "--mix", metavar="IN,..:OUT,..", help=f"lengths where no trace has them (default: {DEFAULT_MIX})"
+    )
+    parser.add_argument("--classes", type=class_shares, metavar="P:SHARE,..", help="of requests, as in p0:0.2,p2:0.8")
+    parser.add_argument("--seed", type=whole_int, metavar="N", help="of arrivals, lengths and classes (default: 1)")
     parser.add_argument(
         "--seconds",
         type=positive_number,
         metavar="S",
-        help=f"how long requests are sent (default: {DEFAULT_SECONDS:g}), or how much of the trace (default: all)",
+        help=f"how long --rate sends (default: {DEFAULT_SECONDS:g}), or how much of the trace (default: all)",
     )
     parser.add_argument(
         "--scale", type=positive_number, default=1.0, metavar="S", help="requests come S times as fast (default: 1)"
     )
     parser.add_argument("--policy", default="default", metavar="NAME,..", help="see below (default: default)")
-    parser.add_argument("--target-ttft", type=duration_ms, metavar="TIME", help="for the first token, as in 80ms")
-    parser.add_argument("--target-itl", type=duration_ms, metavar="TIME", help="for the gaps, as in 20ms")
-    _add_engine(parser)
+    add_targets(parser)
+    add_engine(parser)
     add_results(parser, "--output")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the shares of TTFT, ITL and E2E")
-
-
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the simulated engine")
-    for name, default in GPU_DEFAULTS.items():
-        group.add_argument(f"--{name}", metavar="NAME", help=f"whose measured steps (default: {default})")
-    group.add_argument("--steps", type=Path, metavar="FILE", help="a result of bench steps instead")
-    group.add_argument(
-        "--kv-blocks", type=positive_int, metavar="N", help="KV blocks of 16 tokens (default: what the GPU has)"
-    )
-    group.add_argument(
-        "--max-num-seqs", type=positive_int, default=64, metavar="N", help="most requests at once (default: 64)"
-    )
-    group.add_argument(
-        "--max-model-len", type=positive_int, default=131072, metavar="N", help="longest request (default: 131072)"
-    )
 
 
 def run(options: argparse.Namespace) -> int:
     from firsttoken.cli import report
     from firsttoken.devices.cuda import POLICY
-    from firsttoken.simulate.figures import Targets
-    from firsttoken.simulate.gpu import model_gpu
     from firsttoken.simulate.policies import find_policy
-    from firsttoken.simulate.run import EngineShape, simulate
+    from firsttoken.simulate.run import simulate
 
     policies = [find_policy(name, POLICY.budget) for name in options.policy.split(",")]
+    targets = find_targets(options)
     jobs = _jobs(options)
-    gpu = model_gpu(_table(options))
-    engine = EngineShape(
-        kv_blocks=_kv_blocks(options, gpu.table),
-        max_num_seqs=options.max_num_seqs,
-        max_model_len=options.max_model_len,
-        in_flight=POLICY.in_flight,
-    )
-    targets = Targets(options.target_ttft, options.target_itl)
+    gpu = find_gpu(options)
+    engine = engine_shape(options, gpu)
     outcomes, results = [], []
     for policy in policies:
         say(f"{policy.name}: {len(jobs)} requests")
         began = time.perf_counter()
         outcomes.append(simulate(jobs, policy, engine, gpu.step_time, targets))
         results.append(_result(policy.name, outcomes[-1], gpu, len(jobs), time.perf_counter() - began))
-    head = report.header(**_head(options, gpu, engine))
+    head = report.header(**_load_head(options), **engine_head(gpu, engine))
     result = {**head, **results[0]} if len(results) == 1 else {**head, "results": results}
     if options.png is not None:
-        _draw(options.png, head, [policy.name for policy in policies], outcomes)
+        _draw(options.png, head, results, outcomes)
     hand_in(options, result, _lines(head, results))
     return 0
 
 
 def _jobs(options: argparse.Namespace) -> list[Job]:
-    from firsttoken.bench.arrivals import Mix
-    from firsttoken.simulate.traces import read_trace
-    from firsttoken.simulate.workload import poisson_jobs, speeded_up, within
+    from firsttoken.simulate.workload import speeded_up, with_classes
 
-    if options.trace is not None:
-        if options.mix is not None or options.seed is not None:
-            raise ConfigError("--mix and --seed make a load with --rate; a trace has its own lengths and times")
-        jobs = read_trace(options.trace)
-        return speeded_up(jobs if options.seconds is None else within(jobs, options.seconds), options.scale)
+    loads = [name for name in ("trace", "rate") if getattr(options, name) is not None]
+    if options.phases is not None or options.bursts is not None:
+        loads.append("phases")
+    if len(loads) != 1:
+        raise ConfigError("say which load: one of --trace, --rate, or --phases and --bursts")
+    jobs = {"trace": _traced, "rate": _poisson, "phases": _shaped}[loads[0]](options)
+    if not jobs:
+        raise ConfigError("the load has no request at all: raise the rates or the times")
+    if options.classes is not None:
+        if any(job.service != jobs[0].service for job in jobs):
+            raise ConfigError("--classes gives requests their classes, but the trace has its own: leave it out")
+        jobs = with_classes(jobs, options.classes, options.seed)
+    return speeded_up(jobs, options.scale)
+
+
+def _traced(options: argparse.Namespace) -> list[Job]:
+    from firsttoken.simulate.traces import read_trace
+    from firsttoken.simulate.workload import within
+
+    if options.mix is not None or (options.seed is not None and options.classes is None):
+        raise ConfigError("--mix and --seed make a load; a trace has its own lengths and times")
+    if options.classes is not None and options.seed is None:
+        options.seed = 1
+    jobs = read_trace(options.trace)
+    return jobs if options.seconds is None else within(jobs, options.seconds)
+
+
+def _poisson(options: argparse.Namespace) -> list[Job]:
+    from firsttoken.simulate.workload import poisson_jobs
+
     options.mix = options.mix or DEFAULT_MIX
     options.seed = 1 if options.seed is None else options.seed
     options.seconds = options.seconds or DEFAULT_SECONDS
-    try:
-        mix = Mix.parse(options.mix)
-    except ValueError as error:
-        raise ConfigError(f"--mix: {error}") from None
-    if round(options.rate * options.seconds) < 1:
-        raise ConfigError(
-            f"a rate of {options.rate:g} for {options.seconds:g} s is no request at all: raise one of them"
-        )
-    return speeded_up(poisson_jobs(options.rate, options.seconds, mix, options.seed), options.scale)
+    return poisson_jobs(options.rate, options.seconds, find_mix(options.mix), options.seed)
 
 
-def _table(options: argparse.Namespace) -> StepTable:
-    from firsttoken.simulate.gpu import packaged_table, read_table
+def _shaped(options: argparse.Namespace) -> list[Job]:
+    from firsttoken.simulate.workload import shaped_jobs
 
-    given = {name: getattr(options, name) for name in GPU_DEFAULTS if getattr(options, name) is not None}
-    if options.steps is None:
-        return packaged_table(**{**GPU_DEFAULTS, **given})
-    if given:
-        raise ConfigError(
-            "--steps says itself on which GPU and shape its steps were measured: leave out --gpu, --shape"
-        )
-    return read_table(options.steps)
+    if options.seconds is not None:
+        raise ConfigError("--phases and --bursts say themselves how long they last: leave out --seconds")
+    options.mix = options.mix or DEFAULT_MIX
+    options.seed = 1 if options.seed is None else options.seed
+    return shaped_jobs(options.phases or [], options.bursts or [], find_mix(options.mix), options.seed)
 
 
-def _kv_blocks(options: argparse.Namespace, table: StepTable) -> int:
-    found: int = options.kv_blocks or table.kv_blocks
-    if not found:
-        raise ConfigError(f"{options.steps} does not say how many KV blocks there are: give --kv-blocks")
-    return found
-
-
-def _head(options: argparse.Namespace, gpu: GPU, engine: EngineShape) -> dict[str, Any]:
+def _load_head(options: argparse.Namespace) -> dict[str, Any]:
     return {
-        "device_name": gpu.table.device_name,
-        "model": gpu.table.model,
         "trace": None if options.trace is None else options.trace.name,
         "rate": options.rate,
+        "phases": [[phase.rate, phase.seconds] for phase in options.phases or []],
+        "bursts": [[burst.requests, burst.idle_s] for burst in options.bursts or []],
         "mix": options.mix,
+        "shares": {service.name.lower(): share for service, share in (options.classes or {}).items()},
         "seed": options.seed,
         "seconds": options.seconds,
         "scale": options.scale,
-        "kv_blocks": engine.kv_blocks,
-        "max_num_seqs": engine.max_num_seqs,
-        "max_model_len": engine.max_model_len,
-        "in_flight": engine.in_flight,
+        "targets": {"ttft_ms": options.target_ttft, "itl_ms": options.target_itl, "file": _name(options.targets)},
     }
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else path.name
 
 
 def _result(policy: str, outcome: Outcome, gpu: GPU, sent: int, wall_s: float) -> dict[str, Any]:
     failed = sum(outcome.refused.values())
     return {
         "policy": policy,
-        "requests": {"sent": sent, "ok": sent - failed, "failed": failed, "reasons": dict(outcome.refused)},
+        "requests": {
+            "sent": sent,
+            "ok": sent - failed,
+            "failed": failed,
+            "reasons": dict(outcome.refused),
+            "within_targets": sum(figures.good for figures in outcome.classes.values()),
+        },
         "classes": {name: figures.result(outcome.virtual_ns) for name, figures in sorted(outcome.classes.items())},
         "preemptions": outcome.preemptions,
         "kv": {"hit_ratio": outcome.hit_ratio, "evictions": outcome.evictions},
@@ -184,46 +194,54 @@ def _result(policy: str, outcome: Outcome, gpu: GPU, sent: int, wall_s: float) -
     }
 
 
-def _draw(path: Path, head: dict[str, Any], names: list[str], outcomes: list[Outcome]) -> None:
+def _draw(path: Path, head: dict[str, Any], results: list[dict[str, Any]], outcomes: list[Outcome]) -> None:
     from firsttoken.simulate.picture import Curve, draw_shares
 
     panels = {
         title: [
-            Curve(_label(name, service_class, len(outcome.classes)), getattr(figures, attribute))
-            for name, outcome in zip(names, outcomes, strict=True)
-            for service_class, figures in sorted(outcome.classes.items())
+            Curve(_label(result, name), getattr(figures, attribute))
+            for result, outcome in zip(results, outcomes, strict=True)
+            for name, figures in sorted(outcome.classes.items())
         ]
         for title, attribute in (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("E2E", "e2e_ms"))
     }
     draw_shares(path, _title(head), panels)
 
 
-def _label(policy: str, service_class: str, classes: int) -> str:
-    return policy if classes == 1 else f"{policy} {service_class}"
+def _label(result: dict[str, Any], service: str) -> str:
+    """The policy, and the class where there are several."""
+    return f"{result['policy']} {service}" if len(result["classes"]) > 1 else str(result["policy"])
 
 
 def _title(head: dict[str, Any]) -> str:
-    load = head["trace"] or f"{head['rate']:g} requests/s, mix {head['mix']}, seed {head['seed']}"
     scale = "" if head["scale"] == 1 else f", {head['scale']:g} times as fast"
-    return f"{head['model']} on {head['device_name']}, simulated: {load}{scale}"
+    return f"{head['model']} on {head['device_name']}, simulated: {_load(head)}{scale}"
+
+
+def _load(head: dict[str, Any]) -> str:
+    if head["trace"]:
+        return str(head["trace"])
+    parts = [f"{head['rate']:g} requests/s"] if head["rate"] else []
+    parts += [f"{rate:g} requests/s for {seconds:g} s" for rate, seconds in head["phases"]]
+    parts += [f"{count} at once after {idle:g} s" for count, idle in head["bursts"]]
+    return f"{', '.join(parts)}, mix {head['mix']}, seed {head['seed']}"
 
 
 def _lines(head: dict[str, Any], results: list[dict[str, Any]]) -> list[str]:
+    labels = [[(_label(result, name), name) for name in result["classes"]] for result in results]
+    width = max(18, *(len(label) + 2 for each in labels for label, _ in each)) if any(labels) else 18
     lines = [
         _title(head),
-        f"{head['kv_blocks']} KV blocks, {head['max_num_seqs']} requests at once; step times are off by (p50/p90) "
-        + ", ".join(
-            f"{kind} {100 * error['p50']:.1f}/{100 * error['p90']:.1f} %"
-            for kind, error in results[0]["step_time_error"].items()
-        ),
-        f"{'p50 / p99 in ms':<18}{'TTFT':>22}{'ITL':>18}{'E2E':>22}{'goodput/s':>11}{'preempted':>11}{'hits':>7}",
+        engine_line(head, results[0]["step_time_error"]),
+        f"{'p50 / p99 in ms':<{width}}{'TTFT':>22}{'ITL':>18}{'E2E':>22}"
+        f"{'in target':>11}{'goodput/s':>11}{'preempted':>11}{'hits':>7}",
     ]
-    for result in results:
-        for name, figures in result["classes"].items():
-            label = _label(result["policy"], name, len(result["classes"]))
+    for result, each in zip(results, labels, strict=True):
+        for label, name in each:
+            figures = result["classes"][name]
             ttft, itl, e2e = (_pair(figures[key]) for key in ("ttft_ms", "itl_ms", "e2e_ms"))
             lines.append(
-                f"{label:<18}{ttft:>22}{itl:>18}{e2e:>22}"
+                f"{label:<{width}}{ttft:>22}{itl:>18}{e2e:>22}{figures['good']:>11}"
                 f"{figures['goodput']:>11.2f}{result['preemptions']:>11}{100 * result['kv']['hit_ratio']:>6.1f}%"
             )
     for result in results:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
 from typing import Any
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S
+from firsttoken.core.service import ClassTargets
 from firsttoken.core.timeline import Timeline
 from firsttoken.observability.account import timings
 from firsttoken.observability.percentiles import percentile, percentiles
@@ -17,19 +17,14 @@ from firsttoken.observability.percentiles import percentile, percentiles
 STAGES = ("transport_ms", "queue_ms", "prefill_ms", "decode_ms")
 
 
-@dataclass(frozen=True)
-class Targets:
-    """In ms, None for none. A request is good when its first token came within ``ttft_ms`` and 99 % of its gaps are
-    within ``itl_ms``."""
-
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-
-
 class ClassFigures:
-    """What the requests of one class got. Times in ns, told as percentile objects in ms."""
+    """What the requests of one class got. Times in ns, told as percentile objects in ms.
 
-    def __init__(self, targets: Targets) -> None:
+    A request is good when its first token came within ``ttft_p99`` of the class's targets and 99 % of its gaps are
+    within ``itl_p99``.
+    """
+
+    def __init__(self, targets: ClassTargets) -> None:
         self._targets = targets
         self._ttft = array("d")
         self._e2e = array("d")
@@ -52,9 +47,14 @@ class ClassFigures:
 
     def _is_good(self, ttft_ms: float, gaps: list[int]) -> bool:
         wanted = self._targets
-        if wanted.ttft_ms is not None and ttft_ms > wanted.ttft_ms:
+        if wanted.ttft_p99 is not None and ttft_ms > wanted.ttft_p99:
             return False
-        return wanted.itl_ms is None or not gaps or percentile(sorted(gaps), 0.99) <= wanted.itl_ms * NS_PER_MS
+        return wanted.itl_p99 is None or not gaps or percentile(sorted(gaps), 0.99) <= wanted.itl_p99 * NS_PER_MS
+
+    @property
+    def good(self) -> int:
+        """Requests within their targets."""
+        return self._good
 
     @property
     def ttft_ms(self) -> list[float]:
@@ -75,6 +75,7 @@ class ClassFigures:
         """``goodput`` in requests a second of the run's ``virtual_ns``."""
         return {
             "requests": len(self._ttft),
+            "good": self._good,
             "ttft_ms": percentiles(self._ttft),
             "itl_ms": percentiles(self.itl_ms),
             "e2e_ms": percentiles(self._e2e),

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ HELD_OUT = 0.25
 MIN_STEPS = 16
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
+Factor = Annotated[float, msgspec.Meta(gt=0, le=1e3)]
 
 
 class MeasuredStep(msgspec.Struct, frozen=True):
@@ -39,6 +40,20 @@ class MeasuredStep(msgspec.Struct, frozen=True):
         return "mixed" if self.decode_rows else "prefill"
 
 
+class Sustained(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine under load adds to steps that were measured one at a time: by how much each kind of step is
+    stretched, and ``host_ms`` of the loop's own work for each. ``source`` says where that was measured."""
+
+    decode: Factor = 1.0
+    mixed: Factor = 1.0
+    prefill: Factor = 1.0
+    host_ms: Annotated[float, msgspec.Meta(ge=0, le=1e3)] = 0.0
+    source: str = ""
+
+
+ALONE = Sustained()
+
+
 class StepTable(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of one model on one device. ``kv_blocks`` that an engine with its defaults has there, 0 where the table
     does not tell."""
@@ -47,16 +62,42 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     steps: list[MeasuredStep]
     kv_blocks: Count = 0
+    sustained: Sustained = ALONE
+
+
+class SustainedStepTime(NamedTuple):
+    """``base``, each kind of step stretched."""
+
+    base: StepTime
+    decode: float
+    mixed: float
+    prefill: float
+
+    def ms(self, load: StepLoad) -> float:
+        ms = self.base.ms(load)
+        if not load.prefill_tokens:
+            return ms * self.decode
+        return ms * (self.mixed if load.decode_rows else self.prefill)
 
 
 @dataclass(frozen=True)
 class GPU:
     """``error``: for each kind of step the percentiles of how far a prediction is from the measured time, as a share of
-    it, over steps that the model had not been shown (``step_time`` itself has seen all)."""
+    it, over steps that the model had not been shown (``alone`` itself has seen all).
+
+    ``step_time`` is ``alone``, the time of steps measured one at a time, as ``sustained`` stretches it.
+    """
 
     table: StepTable
-    step_time: StepTime
+    alone: StepTime
     error: dict[str, dict[str, float]]
+    sustained: Sustained = ALONE
+
+    @property
+    def step_time(self) -> StepTime:
+        if self.sustained == ALONE:
+            return self.alone
+        return SustainedStepTime(self.alone, self.sustained.decode, self.sustained.mixed, self.sustained.prefill)
 
 
 def known_tables() -> list[str]:
@@ -92,13 +133,14 @@ def read_table(path: Path) -> StepTable:
     return table
 
 
-def model_gpu(table: StepTable, seed: int = 0) -> GPU:
-    """Fit the model; ``seed`` chooses the steps that are held out for the error."""
+def model_gpu(table: StepTable, seed: int = 0, *, sustained: bool = True) -> GPU:
+    """Fit the model; ``seed`` chooses the steps that are held out for the error. Without ``sustained``, steps take what
+    they take one at a time and the host's work takes no time."""
     order = list(table.steps)
     random.Random(seed).shuffle(order)
     held_out = order[: round(HELD_OUT * len(order))]
     judged = fit_steps(_rows(order[len(held_out) :]))
-    return GPU(table, fit_steps(_rows(table.steps)), _errors(judged, held_out))
+    return GPU(table, fit_steps(_rows(table.steps)), _errors(judged, held_out), table.sustained if sustained else ALONE)
 
 
 def _errors(model: StepTime, steps: Sequence[MeasuredStep]) -> dict[str, dict[str, float]]:

@@ -1,8 +1,8 @@
 """A virtual run: the real scheduler and cache on the one side, a device that only takes time on the other.
 
 The order within a turn is the engine loop's: what has arrived is taken in, steps are launched until ``in_flight`` of
-them are under way, the oldest one's result is read. Virtual time passes in two places: while the oldest step runs, and
-while there is nothing to do. The host's own work takes none.
+them are under way, the oldest one's result is read. Virtual time passes in three places: while the oldest step runs,
+while there is nothing to do, and while the host plans and launches a step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.plan import RowSample, StepResult
 from firsttoken.core.request import EngineRequest, Request
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import Targets
 from firsttoken.core.timeline import Mark
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import PlannedStep, Scheduler, Update
 from firsttoken.scheduler.step_time import StepLoad, StepTime
-from firsttoken.simulate.figures import ClassFigures, Targets
+from firsttoken.simulate.figures import ClassFigures
 from firsttoken.simulate.policies import Policy
 from firsttoken.simulate.workload import OUTPUT_TOKEN, Job
 
@@ -35,12 +36,14 @@ KV_FORMAT = KVFormat(dtype="bfloat16", layers=1, kv_heads=1, head_dim=1)
 
 @dataclass(frozen=True, kw_only=True)
 class EngineShape:
-    """The simulated engine: ``kv_blocks`` of 16 tokens, and the rest as in `SchedulerConfig` and `EngineConfig`."""
+    """The simulated engine: ``kv_blocks`` of 16 tokens, ``host_ms`` of the loop's own work for each step, and the rest
+    as in `SchedulerConfig` and `EngineConfig`."""
 
     kv_blocks: int
     max_num_seqs: int
     max_model_len: int
     in_flight: int
+    host_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Live:
-    service_class: str
+    job: Job
     token_times: array[int]
 
 
@@ -117,6 +120,7 @@ class _Run:
         self._kv = kv
         self._step_time = step_time
         self._depth = engine.in_flight
+        self._host_ns = round(engine.host_ms * NS_PER_MS)
         self._targets = targets
         self._arrived = 0
         self._flying: deque[tuple[PlannedStep, int]] = deque()  # with the time at which each ends
@@ -168,6 +172,7 @@ class _Run:
             params=GREEDY,
             seed=0,
             max_tokens=job.output,
+            service=job.service,
             # It was sent when it arrived; the engine looks between two steps.
             stamps=[(Mark.TOKENIZED, job.at_ns)],
         )
@@ -176,20 +181,22 @@ class _Run:
         except InvalidRequest as refusal:
             self._refused[refusal.code or "invalid"] += 1
             return
-        self._live[number] = _Live(job.service_class, array("q"))
+        self._live[number] = _Live(job, array("q"))
 
     def _launch(self) -> None:
         while len(self._flying) < self._depth:
             planned = self._scheduler.plan()
             if planned is None:
                 return
+            self.clock.now += self._host_ns
             # Steps run one after the other, and not before they are launched.
             began = max(self._device_free_ns, self.clock.now)
             self._device_free_ns = began + round(self._step_time.ms(StepLoad.of(planned.plan)) * NS_PER_MS)
             self._flying.append((planned, self._device_free_ns))
 
     def _harvest(self) -> None:
-        planned, self.clock.now = self._flying.popleft()
+        planned, ended_ns = self._flying.popleft()
+        self.clock.now = max(self.clock.now, ended_ns)
         self._steps += 1
         plan, samples = planned.plan, self._samples
         result = StepResult(plan.step_id, [samples[work.slot] for work in plan.work if work.sample])
@@ -202,7 +209,8 @@ class _Run:
     def _finish(self, update: Update) -> None:
         request = update.request
         ended = self._live.pop(request.request_id)
-        figures = self._classes.get(ended.service_class)
+        name = ended.job.counted_in
+        figures = self._classes.get(name)
         if figures is None:
-            figures = self._classes[ended.service_class] = ClassFigures(self._targets)
+            figures = self._classes[name] = ClassFigures(self._targets.of(ended.job.service))
         figures.add(request.timeline, ended.token_times)

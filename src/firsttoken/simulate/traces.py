@@ -1,16 +1,21 @@
-"""Published request traces: Mooncake's JSON lines and Azure's CSV, told apart by their first line."""
+"""Published request traces: Mooncake's JSON lines and Azure's CSV, told apart by their first line.
+
+A Mooncake line may name a service class besides: ``"class": "p0"``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, Literal
 
 import msgspec
 
 from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.service import ServiceClass
 from firsttoken.simulate.workload import MAX_BLOCK_ID, TRACE_BLOCK_TOKENS, Job
 
 MAX_LINE_BYTES = 1 << 20
@@ -28,6 +33,7 @@ class _MooncakeLine(msgspec.Struct):
     input_length: Tokens
     output_length: Tokens
     hash_ids: list[BlockId]
+    service: Literal["p0", "p1", "p2"] = msgspec.field(default="p2", name="class")
 
 
 class _Damaged(Exception):
@@ -56,7 +62,7 @@ def read_trace(path: Path) -> list[Job]:
         raise ConfigError(f"{path} has no requests")
     jobs.sort(key=lambda job: job.at_ns)
     began = jobs[0].at_ns
-    return [Job(job.at_ns - began, job.input, job.output, job.blocks) for job in jobs]
+    return [replace(job, at_ns=job.at_ns - began) for job in jobs]
 
 
 class _Mooncake:
@@ -75,7 +81,8 @@ class _Mooncake:
                 f"{len(found.hash_ids)} hash_ids"
             )
         at_ns = round(found.timestamp * NS_PER_MS)
-        return Job(at_ns, found.input_length, found.output_length, tuple(found.hash_ids))
+        service = ServiceClass[found.service.upper()]
+        return Job(at_ns, found.input_length, found.output_length, tuple(found.hash_ids), service)
 
 
 class _Azure:

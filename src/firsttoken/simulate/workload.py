@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from firsttoken.bench.arrivals import Mix, poisson
 from firsttoken.core.clock import NS_PER_S
+from firsttoken.core.service import ServiceClass
 
-# The class of requests that claim none.
-DEFAULT_CLASS = "p2"
 # Tokens that one of `Job.blocks` stands for, as the published traces count them.
 TRACE_BLOCK_TOKENS = 512
 # Every generated token. No prompt holds it, so no prompt begins with what another request generated.
 OUTPUT_TOKEN = 0
+# The group of the figures of requests that come in bursts.
+BURSTS = "bursts"
 # A block's id plus 1 is a token's id, which has 32 bits.
 MAX_BLOCK_ID = 2**32 - 2
 
@@ -23,14 +25,20 @@ class Job:
     """A request that comes ``at_ns`` after the beginning with ``input`` tokens and wants ``output`` more.
 
     Prompts are alike as far as their ``blocks`` are (ids of `TRACE_BLOCK_TOKENS` tokens each, the last one perhaps cut
-    short); one without blocks is like no other. ``service_class`` is the class that its figures count in.
+    short); one without blocks is like no other. The figures of a ``group`` are told apart from others of its class.
     """
 
     at_ns: int
     input: int
     output: int
     blocks: tuple[int, ...] = ()
-    service_class: str = DEFAULT_CLASS
+    service: ServiceClass = ServiceClass.P2
+    group: str = ""
+
+    @property
+    def counted_in(self) -> str:
+        """The name that its figures have: the class, and the group if there is one."""
+        return f"{self.service.name.lower()} {self.group}".rstrip()
 
     def prompt(self, number: int) -> bytes:
         """Token ids (uint32, little-endian). ``number`` is the request's own in a load without blocks."""
@@ -49,6 +57,51 @@ def poisson_jobs(rate: float, seconds: float, mix: Mix, seed: int) -> list[Job]:
         Job(round(arrival.at_s * NS_PER_S), arrival.input, arrival.output)
         for arrival in poisson(rate, seconds, mix, seed)
     ]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Requests at random, ``rate`` a second on average, for ``seconds``."""
+
+    rate: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Burst:
+    """``requests`` at once, ``idle_s`` after the phase or burst before."""
+
+    requests: int
+    idle_s: float
+
+
+def shaped_jobs(phases: Sequence[Phase], bursts: Sequence[Burst], mix: Mix, seed: int) -> list[Job]:
+    """The phases one after the other, then the bursts, which count in a group of their own. No two prompts begin
+    alike."""
+    rng = random.Random(seed)
+    jobs: list[Job] = []
+    began = 0.0
+    for phase in phases:
+        ends = began + phase.seconds
+        at = began + rng.expovariate(phase.rate)
+        while at < ends:
+            jobs.append(Job(round(at * NS_PER_S), rng.choice(mix.inputs), rng.choice(mix.outputs)))
+            at += rng.expovariate(phase.rate)
+        began = ends
+    for burst in bursts:
+        began += burst.idle_s
+        jobs += [
+            Job(round(began * NS_PER_S), rng.choice(mix.inputs), rng.choice(mix.outputs), group=BURSTS)
+            for _ in range(burst.requests)
+        ]
+    return jobs
+
+
+def with_classes(jobs: Sequence[Job], shares: Mapping[ServiceClass, float], seed: int) -> list[Job]:
+    """The same requests, each of a class drawn by ``shares``: arrivals and lengths do not depend on them."""
+    rng = random.Random(f"classes {seed}")
+    classes, weights = list(shares), list(shares.values())
+    return [replace(job, service=rng.choices(classes, weights)[0]) for job in jobs]
 
 
 def speeded_up(jobs: Sequence[Job], scale: float) -> list[Job]:
