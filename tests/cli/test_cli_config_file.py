@@ -12,6 +12,7 @@ from firsttoken.cli.main import build_parser, main
 from firsttoken.cli.options import ENGINE_OPTIONS, engine_args
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.targets_file import read_targets
 from firsttoken.server.config import ServerConfig
 
 
@@ -36,6 +37,7 @@ def test_config_file_ranks_below_flags(tmp_path: Path) -> None:
     assert engine_args(given) == EngineArgs(model="m", max_num_seqs=5, kv_memory=1 << 30)
 
 
+TARGETS = str(Path(__file__).parent / "targets.toml")
 # A value for each key, and the field and value that it becomes.
 VALUES: dict[str, tuple[str, str, Any]] = {
     "model": ('"m"', "model", "m"),
@@ -58,6 +60,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "deterministic": ("true", "deterministic", True),
     "offline": ("true", "offline", True),
     "seed": ("-5", "seed", -5),
+    "targets": (f'"{TARGETS}"', "targets", read_targets(TARGETS)),
 } | {
     name: ("7", name.replace("-", "_"), 7)
     for name in (
@@ -75,7 +78,8 @@ VALUES: dict[str, tuple[str, str, Any]] = {
 @pytest.mark.parametrize("key", keys_of(parser()))
 def test_every_flag_is_a_key(key: str, tmp_path: Path) -> None:
     text, name, value = VALUES[key]
-    given = options(tmp_path, f"{key} = {text}\n")
+    more = 'api-key = "dashboard=k"\n' if key == "targets" else ""
+    given = options(tmp_path, f"{key} = {text}\n{more}")
     assert getattr(given, name) == value
     server_config(given)
     engine_args(given)

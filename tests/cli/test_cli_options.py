@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from firsttoken.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, engine_args
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.targets_file import read_targets
 from firsttoken.server.config import ServerConfig
 
 
@@ -88,6 +90,8 @@ def _help(command: str) -> str:
     return " ".join(parser.format_help().split())
 
 
+TARGETS = str(Path(__file__).parent / "targets.toml")
+
 FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["some/model"], {"model": "some/model"}),
     (["--device", "cpu"], {"device": "cpu"}),
@@ -108,6 +112,7 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--offline"], {"offline": True}),
     (["--served-model-name", "x"], {"served_model_name": "x"}),
     (["--seed", "5"], {"seed": 5}),
+    (["--targets", TARGETS], {"targets": read_targets(TARGETS)}),
 ]
 
 
@@ -128,6 +133,7 @@ def test_every_option_is_tried_above() -> None:
         ["--kv-memory", "lots"],
         ["--port", "70000"],
         ["--no-such-flag"],
+        ["--targets", "no-such.toml"],
         ["one", "two"],
     ],
 )

@@ -35,14 +35,14 @@ async def run_jobs(
     on_answers: Callable[[list[Answer]], None],
     on_progress: Callable[[int, int], None] = lambda done, tokens: None,
 ) -> None:
-    """Compute all jobs. ``on_answers`` gets each job's answers, in the order of ``jobs``, as soon as those before it
-    are known too; ``on_progress`` gets jobs done and tokens so far.
+    """Compute all jobs, best class and lowest priority first. ``on_answers`` gets each job's answers, in the order of
+    ``jobs``, as soon as those before it are known too; ``on_progress`` gets jobs done and tokens so far.
 
     A job that the engine refuses gives an `Answer` with ``error``; a dead engine raises `EngineDead`.
     """
     # Enough to keep every row of the engine busy while finished ones are replaced, without opening a million at once.
     workers = min(len(jobs), 2 * llm.info.max_num_seqs)
-    waiting = iter(enumerate(jobs))
+    waiting = iter(sorted(enumerate(jobs), key=lambda item: (item[1].terms.service, item[1].terms.priority)))
     ready: dict[int, list[Answer]] = {}
     written = done = tokens = 0
 
@@ -78,7 +78,7 @@ async def _run_job(
 ) -> list[Answer]:
     try:
         params = sampling(llm.generation_config, defaults, job.fields)
-        generation = llm.open(await prompt_ids(llm, job), params)
+        generation = llm.open(await prompt_ids(llm, job), params, terms=job.terms)
     except InvalidRequest as error:
         return [Answer(index, key=job.key, error=str(error))]
     answers = [Answer(index, n, job.key) for n in range(params.n)]

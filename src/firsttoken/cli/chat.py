@@ -35,7 +35,8 @@ examples:
 """
 
 MAX_TOKENS = 1024
-_LOCAL_ONLY = ("served_model_name", "seed")
+# Fields of the engine that have no flag here: a conversation is alone.
+_WITHOUT = ("served_model_name", "seed", "targets")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="the system message, first in the conversation")
     add_log_level(parser, "warning")
     add_sampling_options(parser, max_tokens=MAX_TOKENS)
-    add_engine_options(parser, without=_LOCAL_ONLY)
+    add_engine_options(parser, without=_WITHOUT)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,7 +73,7 @@ def _local(options: argparse.Namespace, fields: dict[str, Any]) -> int:
 def _remote(options: argparse.Namespace, fields: dict[str, Any]) -> int:
     from firsttoken.cli.conversation import RemoteSource
 
-    local = [name for name in ENGINE_OPTIONS if name not in _LOCAL_ONLY and hasattr(options, name)]
+    local = [name for name in ENGINE_OPTIONS if name not in _WITHOUT and hasattr(options, name)]
     if local:
         flag = "--" + local[0].replace("_", "-")
         raise ConfigError(f"{flag} is for an engine that is started here: the one behind --url has its own")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from firsttoken.cli.options import natural_int, port, positive_int, size, whole_int
+from firsttoken.cli.options import natural_int, port, positive_int, size, targets, whole_int
 from firsttoken.core.errors import ConfigError
 from firsttoken.server.config import ServerConfig
 
@@ -84,6 +84,8 @@ def _value(action: argparse.Action, value: Any) -> Any:
         return size(str(_expect(number or isinstance(value, str), value, 'a size, as in "2GiB", or a number of bytes')))
     if action.type in _WHOLE and callable(action.type):
         return action.type(str(_expect(number, value, "a whole number, without quotes")))
+    if action.type is targets:
+        return targets(_expect(isinstance(value, str), value, "a file's path in quotes"))
     if action.type is float:
         return float(_expect(number or isinstance(value, float), value, "a number, without quotes"))
     return _expect(isinstance(value, str), value, "text in quotes")

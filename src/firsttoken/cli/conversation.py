@@ -83,7 +83,8 @@ class LocalSource:
         assert llm is not None
         try:
             ids = await prompt_ids(llm, job)
-            generation = llm.open(ids, sampling(llm.generation_config, self._fields, job.fields))
+            params = sampling(llm.generation_config, self._fields, job.fields)
+            generation = llm.open(ids, params, terms=job.terms)
             try:
                 async for delta in generation:
                     pieces.put(delta.text)

@@ -31,7 +31,8 @@ NAME = "generate"
 HELP = "answer prompts from the command line or a JSONL file"
 EPILOG = """\
 A line of the input is {"prompt": "text" or [token ids]} or {"messages": [{"role": ..., "content": ...}]}, with
-sampling fields (temperature, max_tokens, stop, n, logprobs, ...) and an "id" if wanted. Answers keep the order.
+sampling fields (temperature, max_tokens, stop, n, logprobs, ...) and an "id" if wanted. Answers keep the order; what
+is computed first follows "service_class" (p0, p1, p2) and, inside one, "priority" (lower first).
 
 examples:
   firsttoken generate --prompt "The capital of France is" --max-tokens 8

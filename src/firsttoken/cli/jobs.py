@@ -13,6 +13,7 @@ import msgspec
 from firsttoken.core.errors import ConfigError, InvalidRequest
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import DEFAULT_TERMS, Terms, class_named
 
 MAX_SHOWN = 20
 
@@ -20,12 +21,13 @@ MAX_SHOWN = 20
 @dataclass(frozen=True, slots=True)
 class Job:
     """One prompt: either ``prompt`` (text or token ids) or ``messages``; ``fields`` are its own sampling values,
-    ``key`` its line's ``id``, given back with the answer."""
+    ``key`` its line's ``id``, given back with the answer, ``terms`` say what goes first."""
 
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     key: str | int | None = None
+    terms: Terms = DEFAULT_TERMS
 
 
 @dataclass(slots=True)
@@ -65,14 +67,17 @@ class _Line(msgspec.Struct, kw_only=True):
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     id: str | int | None = None
+    service_class: str = "p2"
+    priority: int = 0
 
 
-_OWN = frozenset(_Line.__struct_fields__)
+_OWN = _Line.__struct_fields__
 _DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse_line(raw: bytes, defaults: dict[str, Any]) -> Job:
-    """A job from one JSON object: ``prompt`` or ``messages``, optionally ``id`` and fields of `SamplingParams`.
+    """A job from one JSON object: ``prompt`` or ``messages``, optionally ``id``, ``service_class``, ``priority`` and
+    fields of `SamplingParams`.
 
     ``defaults`` are the sampling values that the line's own go over. Raises ``ValueError`` saying what is wrong.
     """
@@ -84,11 +89,12 @@ def parse_line(raw: bytes, defaults: dict[str, Any]) -> Job:
     fields = {name: msgspec.json.decode(value) for name, value in parts.items() if name not in _OWN}
     unknown = sorted(fields.keys() - set(SamplingParams.__struct_fields__))
     if unknown:
-        raise ValueError(f"unknown field {unknown[0]!r}: known are prompt, messages, id and the sampling fields")
+        raise ValueError(f"unknown field {unknown[0]!r}: known are {', '.join(_OWN)} and the sampling fields")
     msgspec.convert({**defaults, **fields}, SamplingParams, str_keys=True)
     if "logit_bias" in fields:
         fields["logit_bias"] = msgspec.convert(fields["logit_bias"], dict[int, float] | None, str_keys=True)
-    return Job(prompt=line.prompt, messages=line.messages, fields=fields, key=line.id)
+    terms = Terms(service=class_named(line.service_class), priority=line.priority)
+    return Job(prompt=line.prompt, messages=line.messages, fields=fields, key=line.id, terms=terms)
 
 
 def read_jobs(lines: Iterable[bytes], name: str, defaults: dict[str, Any]) -> list[Job]:

@@ -12,6 +12,8 @@ import msgspec
 from firsttoken.core.engine_args import DEFAULT_MODEL, EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import Targets
+from firsttoken.core.targets_file import read_targets
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 # What a message between processes can hold.
@@ -80,6 +82,14 @@ def port(text: str) -> int:
     return value
 
 
+def targets(path: str) -> Targets:
+    """What the file of that path says; raises ``ArgumentTypeError``."""
+    try:
+        return read_targets(path)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 # ---------------------------------------------------------------- engine
 
 
@@ -114,6 +124,7 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "threads": Option("CPU threads that compute (default: one a core that others leave)", positive_int, "N"),
     "deterministic": Option("equal bits whatever else is in the batch; slower, GPU only (default: off)", bool),
     "engine_core": Option("processor that the engine's own thread keeps to (default: any)", natural_int, "CORE"),
+    "targets": Option("promises of service classes and rules of API keys, from a TOML file", targets, "FILE"),
     "seed": Option("where the random choices of requests without a seed start from (default: 0)", whole_int, "N"),
     "offline": Option("never use the network; fail if a file is missing (default: off)", bool),
 }

@@ -27,6 +27,13 @@ examples:
   firsttoken serve model.gguf --port 9000 --kv-memory 2GiB
   firsttoken serve org/model --host 0.0.0.0 --api-key "$KEY"
   firsttoken serve --config serve.toml
+  firsttoken serve --targets targets.toml --api-key "dashboard=$KEY"
+
+targets.toml:
+  [class.p0]
+  ttft_p99 = "80ms"
+  [keys]
+  dashboard = { max_class = "p0", class = "p1", share = 2.0 }
 
 serve.toml, with the flags' names (and model) as keys:
   model = "org/model"
@@ -53,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=absent,
         metavar="KEY",
-        help="ask callers for this key, on every route but health (may be repeated)",
+        help="ask callers for this key, on every route but health (may be repeated); NAME=KEY where --targets has a "
+        "rule for NAME",
     )
     group.add_argument(
         "--max-body-bytes", type=size, default=absent, metavar="SIZE", help="largest request (default: 32MiB)"

@@ -44,7 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_engine_options(
-        parser, without=("device", "dtype", "quantization", "served_model_name", "threads", "engine_core", "seed")
+        parser,
+        without=(
+            "device",
+            "dtype",
+            "quantization",
+            "served_model_name",
+            "threads",
+            "engine_core",
+            "seed",
+            "targets",
+        ),
     )
     add_log_level(parser, "warning")
 
