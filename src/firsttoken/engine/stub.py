@@ -2,8 +2,9 @@
 between a caller and an engine.
 
 A *script* says which tokens a request gets. The stub emits one token a step for every running request, all in one
-`StepOutputs`, and honours ``max_tokens``, ``min_tokens``, ``stop_ids``, ``max_num_seqs`` (the rest waits, in order),
-aborts, and the number of KV blocks (a request that can never fit is refused). When a script has no more to say, the
+`StepOutputs`, and honours ``max_tokens``, ``min_tokens``, ``stop_ids``, ``max_num_seqs`` (the rest waits, best service
+class first, else in order), ``deadline_ns``, aborts, and the number of KV blocks (a request that can never fit is
+refused). When a script has no more to say, the
 request ends as a model would end it: with the first of its ``stop_ids``; if it has none, with "length".
 """
 
@@ -232,6 +233,7 @@ class StubLoop:
         if frozen:
             time.sleep(0.01)
         else:
+            self._expire()
             self._admit()
             if self._running:
                 self._step()
@@ -262,6 +264,8 @@ class StubLoop:
             return
         request.num_cached = min(self._config.cached_tokens, request.num_prompt - 1)
         self._waiting.append(stream)
+        if len(self._waiting) > 1:
+            self._waiting = deque(sorted(self._waiting, key=lambda one: one.request.service))
 
     def _abort(self, request_id: int) -> None:
         stream = self._running.pop(request_id, None)
@@ -275,6 +279,14 @@ class StubLoop:
         self._tell(stream, [])
 
     # ------------------------------------------------------------------ steps
+
+    def _expire(self) -> None:
+        now = now_ns()
+        for stream in [one for one in self._waiting if 0 < one.request.deadline_ns <= now]:
+            self._waiting.remove(stream)
+            stream.request.finish("error")
+            self._totals["failed"] += 1
+            self._tell(stream, [], "deadline passed before the request could start")
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._config.max_num_seqs:
