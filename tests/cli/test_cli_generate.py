@@ -174,6 +174,23 @@ def test_many_jobs_keep_their_order(stub: Any, tmp_path: Path) -> None:
     assert [d["text"] for d in lines(target)] == [prompt.upper() for prompt in prompts]
 
 
+def test_better_classes_are_computed_first_and_answers_keep_their_order(stub: Any, tmp_path: Path) -> None:
+    stub.options = {"max_num_seqs": 1}
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines_in = [{"prompt": f"line {i}"} for i in range(20)]
+    lines_in += [{"prompt": "urgent", "service_class": "p0"}, {"prompt": "soon", "service_class": "p1"}]
+    lines_in += [{"prompt": "before the rest", "priority": -1}]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines_in))
+    assert main(["generate", "--input", str(source), "--output", str(target)]) == 0
+    assert [stub.prompt_text(request) for request in stub.requests[:4]] == [
+        "urgent",
+        "soon",
+        "before the rest",
+        "line 0",
+    ]
+    assert [d["text"] for d in lines(target)] == [line["prompt"].upper() for line in lines_in]
+
+
 def test_a_refused_job_spares_the_others(stub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a"}\n{"prompt": [9999]}\n{"prompt": "b"}\n')

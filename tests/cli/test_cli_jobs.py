@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from firsttoken.cli.jobs import MAX_SHOWN, Answer, Job, parse_line, read_file, read_jobs
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.plan import TokenLogprobs
+from firsttoken.core.service import ServiceClass, Terms
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,10 @@ from firsttoken.core.plan import TokenLogprobs
         ('{"messages": [{"role": "user", "content": "Hi"}]}', Job(messages=[{"role": "user", "content": "Hi"}])),
         ('{"prompt": "Hi", "id": "a", "n": 2, "stop": ["."]}', Job("Hi", fields={"n": 2, "stop": ["."]}, key="a")),
         ('{"prompt": "Hi", "id": 7}', Job("Hi", key=7)),
+        (
+            '{"prompt": "Hi", "service_class": "p0", "priority": -1}',
+            Job("Hi", terms=Terms(service=ServiceClass.P0, priority=-1)),
+        ),
         ('{"prompt": "Hi", "logit_bias": {"5": -1}}', Job("Hi", fields={"logit_bias": {5: -1.0}})),
     ],
 )
@@ -41,7 +46,10 @@ def test_a_line_becomes_a_job(line: str, job: Job) -> None:
         ('{"prompt": [1.5]}', "prompt"),
         ('{"messages": ["x"]}', "messages"),
         ('{"prompt": "a", "id": []}', "id"),
-        ('{"prompt": "a", "colour": 1}', "colour"),
+        ('{"prompt": "a", "colour": 1}', "colour.*known are prompt, messages, id, service_class, priority and"),
+        ('{"prompt": "a", "service_class": "p5"}', "service_class must be one of p0, p1, p2, got 'p5'"),
+        ('{"prompt": "a", "service_class": 0}', "service_class"),
+        ('{"prompt": "a", "priority": "high"}', "priority"),
         ('{"prompt": "a", "temperature": "hot"}', "temperature"),
         ('{"prompt": "a", "temperature": -1}', "temperature"),
         ('{"prompt": "a", "temperature": NaN}', "JSON"),

@@ -15,6 +15,7 @@ import pytest
 
 from firsttoken.cli.bench_options import run_async, say
 from firsttoken.cli.main import main
+from firsttoken.core.targets_file import read_targets
 
 # Runs a command up to its engine's launch, and prints what is imported by then.
 UP_TO_THE_LAUNCH = """
@@ -64,6 +65,17 @@ def test_little_is_imported_before_the_launch(argv: list[str]) -> None:
     assert bench <= {"firsttoken.bench.arrivals"}, "only what parses the mix of a load"
 
 
+TARGETS = str(Path(__file__).parent / "targets.toml")
+
+
+def test_targets_reach_the_server_and_the_engine(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr("firsttoken.server.run.serve", lambda config, *_: served.append(config) or 0)
+    assert main(["serve", "--port", "0", "--targets", TARGETS, "--api-key", "dashboard=key", "--api-key", "k=2"]) == 0
+    assert stub.args[0].targets == served[0].targets == read_targets(TARGETS)
+    assert [(one.name, one.key) for one in served[0].named_keys()] == [("dashboard", "key"), ("", "k=2")]
+
+
 def test_bad_usage_is_found_before_the_launch(stub: Any, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -72,6 +84,8 @@ def test_bad_usage_is_found_before_the_launch(stub: Any, tmp_path: Path) -> None
             ["serve", "--port", str(taken.getsockname()[1])],
             ["serve", "--host", "no.such.host.invalid"],
             ["serve", "--port", "0", "--drain-s", "-1"],
+            ["serve", "--port", "0", "--targets", TARGETS],
+            ["serve", "--port", "0", "--targets", TARGETS, "--api-key", "dashbord=key"],
             ["bench", "load", "--rate", "0.01", "--seconds", "1"],
             ["generate", "--input", str(tmp_path / "none.jsonl")],
             ["generate", "--prompt", "x", "--output", str(tmp_path / "no" / "folder")],

@@ -50,7 +50,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s must be a number of seconds, 0 or more, got {self.drain_s}")
-        keys = self.keys()
+        keys = self.named_keys()
         # An empty key would let everybody in, and a header cannot carry other characters.
         if not all(
             one.key and one.key.isascii() and one.key.isprintable() and one.key == one.key.strip() for one in keys
@@ -65,7 +65,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"give --api-key {name:.80}=KEY, or take the rule out"
                 )
 
-    def keys(self) -> list[ApiKey]:
+    def named_keys(self) -> list[ApiKey]:
         """The keys with their names and rules."""
         found = []
         for text in self.api_keys:
