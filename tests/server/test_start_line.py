@@ -6,7 +6,8 @@ import shlex
 
 import pytest
 
-from firsttoken.server.start_lines import CHAT, WIDTH, start_lines, start_parts, try_lines
+from firsttoken.core.service import ClassTargets, KeyRule, Targets
+from firsttoken.server.start_lines import CHAT, WIDTH, promises, start_lines, start_parts, try_lines
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,17 @@ def test_the_line_to_try_is_one_command(url, key):
     words = shlex.split("\n".join(lines).partition("try: ")[2].replace("\\\n", ""))
     header = ["-H", "Authorization: Bearer YOUR_KEY"] if key else []
     assert words == ["curl", "-s", f"{url}/v1/chat/completions", *header, "-d", CHAT]
+
+
+def test_targets_are_told_as_far_as_a_file_gave_them():
+    assert promises(Targets()) == []
+    told = Targets(
+        p0=ClassTargets(ttft_p99=80.0, itl_p99=20.0, max_queue=10.0),
+        p2=ClassTargets(starts_within=60_000.0),
+        keys={"gold": KeyRule(), "batch": KeyRule()},
+    )
+    assert promises(told) == [
+        "class p0: first token 80 ms / gap 20 ms / queue 10 ms / start within 30 s",
+        "class p2: start within 60 s",
+        "rules for 2 keys",
+    ]

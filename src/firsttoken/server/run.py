@@ -23,7 +23,7 @@ from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.listener import bind, listen
 from firsttoken.server.protocol import Protocol
-from firsttoken.server.start_lines import CHAT, IDS, TEXT, start_lines, start_parts, try_lines
+from firsttoken.server.start_lines import CHAT, IDS, TEXT, promises, start_lines, start_parts, try_lines
 from firsttoken.version import __version__
 
 if TYPE_CHECKING:
@@ -209,6 +209,8 @@ def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, t
         ],
         [f"up to {info.max_num_seqs} requests at once", f"KV {info.kv_blocks} blocks of {info.block_tokens} tokens"],
     ]
+    if told := promises(config.targets):
+        facts.append(told)
     lines = start_lines(
         [f"firsttoken {__version__} serves {llm.model_name}", f"on {url}"],
         facts,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from firsttoken.core.service import ServiceClass, Targets
+
 WIDTH = 99
 CHAT = '{"messages":[{"role":"user","content":"What is the capital of France?"}],"temperature":0}'
 TEXT = '{"prompt":"The capital of France is","temperature":0}'
@@ -19,6 +21,21 @@ def start_lines(
     ready[0] = f"ready after {total} ms: {ready[0]}"
     lines = _filled(title, " ", "", indent="")
     return lines + [line for group in [*facts, ready] for line in _filled(group, ", ", ",")]
+
+
+def promises(targets: Targets) -> list[str]:
+    """What a file promised the classes that it changed, and for how many keys it has rules."""
+    words = {"ttft_p99": "first token", "itl_p99": "gap", "max_queue": "queue"}
+    found = []
+    for service in ServiceClass:
+        told, usual = targets.of(service), Targets().of(service)
+        if told != usual:
+            given = [f"{word} {getattr(told, name):g} ms" for name, word in words.items() if getattr(told, name)]
+            given.append(f"start within {told.starts_within / 1000:g} s")
+            found.append(f"class {service.label}: {' / '.join(given)}")
+    if targets.keys:
+        found.append("rules for 1 key" if len(targets.keys) == 1 else f"rules for {len(targets.keys)} keys")
+    return found
 
 
 def try_lines(url: str, path: str, body: str, *, key: bool) -> list[str]:
