@@ -24,6 +24,7 @@ from typing import Any
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.step_sizes import GRAPH_SIZES
 from firsttoken.engine.build import assemble
 from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.loop import EngineLoop
@@ -34,6 +35,8 @@ from firsttoken.executor.graphs.runtime import HostRuntime
 from firsttoken.kernels.launch import interpreted
 from firsttoken.models.step_view import StepView
 from firsttoken.scheduler.budget import TokenCap
+from firsttoken.scheduler.step_learner import LearningStepTime
+from firsttoken.scheduler.step_time import FittedStepTime
 from firsttoken.transport.framing import frame
 from firsttoken.transport.messages import ENCODER, Submit
 from firsttoken.transport.socket_channel import SocketEngineEnd
@@ -102,6 +105,7 @@ def make_loop(options: Options, sock: socket.socket) -> EngineLoop:
         executor=executor_config,
         prefix_caching=True,
         budget=TokenCap(alone=PROMPT * options.rows, mixed=PROMPT),
+        step_time=LearningStepTime(FittedStepTime(GRAPH_SIZES, ((1, 4.0), (512, 11.0)), 3e-5, 1e-6, 5e-4)),
         in_flight=2,
     )
     executor = GraphExecutor(executor_config, NoModel(), NothingRuntime())

@@ -73,7 +73,9 @@ def test_the_default_policy_is_the_cuda_devices(
 
     monkeypatch.setattr(simulate_run, "simulate", spy)
     simulated(capsys, *LOAD)
-    assert seen == [(POLICY.budget, policies.Scheduler, POLICY.in_flight)]
+    [(budget, scheduler, in_flight)] = seen
+    assert budget == POLICY.budget(budget.time)
+    assert (scheduler, in_flight) == (policies.Scheduler, POLICY.in_flight)
 
 
 def test_a_faster_load_waits_longer(capsys: pytest.CaptureFixture[str]) -> None:

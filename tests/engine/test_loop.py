@@ -12,6 +12,7 @@ from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.plan import RowWork
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.step_sizes import StepSizes
 from firsttoken.core.timeline import Mark
 from firsttoken.engine import loop as loop_module
 from firsttoken.engine.loop import EngineLoop
@@ -19,6 +20,8 @@ from firsttoken.kvcache import KVCache
 from firsttoken.scheduler.budget import TokenCap
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.scheduler import Scheduler
+from firsttoken.scheduler.step_learner import LearningStepTime, StepKind
+from firsttoken.scheduler.step_time import FittedStepTime, StepLoad
 from firsttoken.transport.inprocess import in_process_channel
 from firsttoken.transport.messages import Abort, Failed, Refused, Shutdown, StepOutputs, Submit
 from tests.support.scripted import ScriptedExecutor
@@ -34,7 +37,8 @@ class Engine:
         scheduler = Scheduler(
             SchedulerConfig(max_num_seqs=seqs, max_model_len=max_len), self.kv, TokenCap(alone=64, mixed=16)
         )
-        self.loop = EngineLoop(scheduler, self.kv, self.executor, engine_end, in_flight=depth)
+        self.step_time = LearningStepTime(FittedStepTime(StepSizes(), ((1, 1.0), (2, 2.0)), 0.0, 0.0, 0.0))
+        self.loop = EngineLoop(scheduler, self.kv, self.executor, engine_end, in_flight=depth, step_time=self.step_time)
         self.messages: queue.SimpleQueue = queue.SimpleQueue()
         self.closed = threading.Event()
         self.error = None
@@ -258,3 +262,13 @@ def test_the_ledger_has_a_record_of_every_step(start):
     assert records[0].prefill_tokens == 20
     assert [record.decode_rows for record in records[1:]] == [1, 1, 1, 1]
     assert all(r.planned_ns <= r.submitted_ns <= r.harvested_ns for r in records)
+
+
+def test_the_model_of_step_times_learns_from_what_is_run(start):
+    engine = start(count_up, step_s=0.02)
+    engine.submit(ask(1, range(4), max_tokens=40))
+    engine.collect([1])
+    load = StepLoad(1, 20, 0, 0)  # by the prior a step of a millisecond
+    assert engine.step_time.errors(StepKind.PREFILL).steps == 1
+    assert 3 <= engine.step_time.errors(StepKind.DECODE).steps <= 8, "steps of decode rows are alike: one of eight"
+    assert 10 < engine.step_time.ms(load) < 60

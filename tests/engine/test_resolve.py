@@ -148,14 +148,21 @@ def test_one_request_at_once_may_still_be_as_long_as_the_model_allows():
     assert _resolve(max_num_seqs=1).executor.max_model_len == CONFIG.max_position
 
 
+def test_steps_are_planned_by_a_model_of_their_time_that_goes_on_learning():
+    config = _resolve()
+    before = config.budget.prefill_tokens(ONE, 0, 50.0)
+    for _ in range(100):
+        config.step_time.learn(ONE.with_chunk(0, 100), 500.0)
+    assert config.budget.prefill_tokens(ONE, 0, 50.0) < before
+
+
 def test_a_cap_that_was_asked_for_does_not_grow_with_the_rows():
-    plain, given = _resolve().budget, _resolve(mixed_prefill_tokens=30).budget
-    assert plain.prefill_tokens(MANY, 0) > plain.prefill_tokens(ONE, 0)
+    given = _resolve(mixed_prefill_tokens=30).budget
     assert given.prefill_tokens(MANY, 0) == given.prefill_tokens(ONE, 0) == 30
 
 
 def test_a_step_has_room_for_the_larger_of_the_two_caps():
     """A mixed step may compute more prompt tokens than one alone, when that was lowered."""
-    config = _resolve(prefill_tokens=16)
-    assert config.executor.max_step_tokens >= config.budget.prefill_tokens(ONE, 0) > 16
+    config = _resolve(prefill_tokens=16, mixed_prefill_tokens=40)
+    assert config.executor.max_step_tokens >= config.budget.prefill_tokens(ONE, 0) == 40
     assert _resolve(prefill_tokens=700).executor.max_step_tokens == 700

@@ -19,10 +19,13 @@ def load(rows: int, context: int = 0, reach: int = 0) -> StepLoad:
     return StepLoad(rows, context, 0, 0, reach)
 
 
-def by_time(gap_ms: float, **fields: Any) -> TimeBudget:
-    return TimeBudget(
-        **{"time": TIME, "gap_ms": gap_ms, "alone": ((0, 4096), (2, 2048)), "sizes": GRAPH_SIZES} | fields
-    )
+def timed(**fields: Any) -> TimeBudget:
+    given = {"time": TIME, "stretch": ((0, 3.0), (8, 5.0)), "alone": ((0, 4096), (2, 2048)), "sizes": GRAPH_SIZES}
+    return TimeBudget(**given | fields)
+
+
+def by_time(gap_ms: float, load: StepLoad, waiting: int = 0, **fields: Any) -> int:
+    return timed(**fields).prefill_tokens(load, waiting, gap_ms)
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(0, 100), (1, 20), (2, 25), (10, 65), (17, 100), (500, 100)])
@@ -55,7 +58,7 @@ def test_a_step_stays_within_the_gap_and_fills_the_size_that_it_is_padded_to():
     for gap_ms in (6.0, 10.0, 15.0, 30.0):
         for rows, context, reach in ((1, 500, 0), (16, 20_000, 3000), (17, 0, 0), (64, 30_000, 0)):
             given = load(rows, context, reach)
-            tokens = by_time(gap_ms).prefill_tokens(given, 0)
+            tokens = by_time(gap_ms, given)
             total = GRAPH_SIZES.padded(rows, tokens)
             next_total = GRAPH_SIZES.padded(rows, tokens + 1)
             assert next_total > total, "one more token would be padded to the next size"
@@ -64,52 +67,61 @@ def test_a_step_stays_within_the_gap_and_fills_the_size_that_it_is_padded_to():
 
 
 def test_a_step_gets_less_beside_longer_contexts_and_behind_longer_prompts():
-    budget = by_time(13.5)
-    assert budget.prefill_tokens(load(16, 1000), 0) == 512 - 16
-    assert budget.prefill_tokens(load(16, 30_000), 0) == 384 - 16
-    assert budget.prefill_tokens(load(16, 1000, reach=20_000), 0) == 256 - 16
+    assert by_time(13.5, load(16, 1000)) == 512 - 16
+    assert by_time(13.5, load(16, 30_000)) == 384 - 16
+    assert by_time(13.5, load(16, 1000, reach=20_000)) == 256 - 16
+
+
+def test_without_a_promise_a_step_is_stretched_and_more_so_in_a_crowd():
+    rows = load(16, 10_000)  # 5 ms alone
+    assert timed().prefill_tokens(rows, 0) == by_time(15.0, rows)
+    assert timed().prefill_tokens(rows, 7) == by_time(15.0, rows)
+    assert timed().prefill_tokens(rows, 8) == by_time(25.0, rows) > by_time(15.0, rows)
+    assert timed().prefill_tokens(rows._replace(prefill_reach=9000), 0) == by_time(
+        15.0, rows._replace(prefill_reach=9000)
+    )
 
 
 def test_a_prompt_goes_on_when_the_decode_rows_alone_take_longer_than_the_gap():
-    assert by_time(1.0).prefill_tokens(load(16, 10**6), 0) == 64 - 16
-    assert by_time(1.0).prefill_tokens(load(32, 10**6), 0) == 64 - 32
-    assert by_time(1.0, least=33).prefill_tokens(load(32, 10**6), 0) == 128 - 32
-    assert by_time(1.0).prefill_tokens(load(30_000), 0) == 32, "more rows than any size"
+    assert by_time(1.0, load(16, 10**6)) == 64 - 16
+    assert by_time(1.0, load(32, 10**6)) == 64 - 32
+    assert by_time(1.0, load(32, 10**6), least=33) == 128 - 32
+    assert by_time(1.0, load(30_000)) == 32, "more rows than any size"
 
 
 def test_a_device_that_does_not_pad_is_given_what_fits_to_the_token():
     time = FittedStepTime(StepSizes(), ((64, 4.0), (164, 6.0)), 0.0, 0.0, 0.0)
-    budget = by_time(6.0, time=time, sizes=StepSizes())
-    assert budget.prefill_tokens(load(10), 0) == 154
-    assert budget.prefill_tokens(load(163), 0) == 32
-    assert by_time(1e9, time=time, sizes=StepSizes()).prefill_tokens(load(10), 0) == 4096
+    assert by_time(6.0, load(10), time=time, sizes=StepSizes()) == 154
+    assert by_time(6.0, load(163), time=time, sizes=StepSizes()) == 32
+    assert by_time(1e9, load(10), time=time, sizes=StepSizes()) == 4096
 
 
 def test_a_step_that_nobody_waits_beside_has_its_own_cap():
-    budget = by_time(6.0)
+    budget = timed()
     assert [budget.prefill_tokens(load(0), waiting) for waiting in (0, 1, 2, 9)] == [4096, 4096, 2048, 2048]
     assert budget.most == 4096
-    assert by_time(1e9).prefill_tokens(load(4), 0) == 4096, "and none is larger"
+    assert by_time(1e9, load(4)) == 4096, "and none is larger"
 
 
 def test_the_callers_caps_replace_the_time():
-    assert by_time(6.0).limited(100, None).prefill_tokens(load(0), 0) == 100
-    assert by_time(6.0).limited(None, 20) == TokenCap(4096, 20)
-    assert by_time(6.0).limited(None, None) == by_time(6.0)
+    assert timed().limited(100, None).prefill_tokens(load(0), 0) == 100
+    assert timed().limited(None, 20) == TokenCap(4096, 20)
+    assert timed().limited(None, None) == timed()
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"gap_ms": 0.0}, "more than 0 ms"),
-        ({"gap_ms": float("nan")}, "more than 0"),
+        ({"stretch": ((0, 1.0),)}, "more than its decode rows alone"),
+        ({"stretch": ((0, float("nan")),)}, "more than its decode rows"),
+        ({"stretch": ((2, 3.0),)}, "stretch must begin with 0"),
         ({"least": 0}, "least"),
         ({"alone": ()}, "alone"),
     ],
 )
 def test_a_budget_of_no_time_is_refused(wrong: dict[str, Any], named: str):
     with pytest.raises(ConfigError, match=named):
-        by_time(**{"gap_ms": 5.0} | wrong)
+        timed(**wrong)
 
 
 class Told:
@@ -120,7 +132,7 @@ class Told:
     def __init__(self) -> None:
         self.asked: list[tuple[StepLoad, int]] = []
 
-    def prefill_tokens(self, load: StepLoad, waiting: int) -> int:
+    def prefill_tokens(self, load: StepLoad, waiting: int, gap_ms: float | None = None) -> int:
         self.asked.append((load, waiting))
         return self.most
 
@@ -142,10 +154,23 @@ def test_the_scheduler_tells_what_the_decode_rows_attend_to_and_how_far_prompts_
     w.drain()
 
 
+class Promised:
+    """The same gap for everybody."""
+
+    most = 40
+
+    def __init__(self, budget: TimeBudget, gap_ms: float) -> None:
+        self.budget = budget
+        self.gap_ms = gap_ms
+
+    def prefill_tokens(self, load: StepLoad, waiting: int, gap_ms: float | None = None) -> int:
+        return self.budget.prefill_tokens(load, waiting, self.gap_ms)
+
+
 def test_steps_of_the_scheduler_stay_within_the_gap_while_a_long_prompt_is_computed(world: Any):
     time = FittedStepTime(StepSizes(), ((1, 1.0), (11, 2.0)), 0.002, 0.001, 0.0)
     w = world(blocks=64, slots=4, alone=40, mixed=40)
-    w.scheduler.budget = TimeBudget(time, 2.6, ((0, 40),), StepSizes(), least=1)
+    w.scheduler.budget = Promised(TimeBudget(time, ((0, 3.0),), ((0, 40),), StepSizes(), least=1), 2.6)
     for length in (3, 5, 4):
         w.add([length] * length, 30)
     w.step()

@@ -11,8 +11,9 @@ import pytest
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.service import ClassTargets, ServiceClass, Targets
-from firsttoken.scheduler import StepTotal, TokenCap
-from firsttoken.scheduler.step_time import StepLoad
+from firsttoken.core.step_sizes import StepSizes
+from firsttoken.scheduler import Budget, StepTotal, TokenCap
+from firsttoken.scheduler.step_time import FittedStepTime, StepLoad
 from firsttoken.simulate.policies import POLICY_NAMES, Policy, find_policy
 from firsttoken.simulate.run import EngineShape, Outcome, simulate
 from firsttoken.simulate.workload import Job
@@ -20,6 +21,11 @@ from firsttoken.simulate.workload import Job
 BUDGET = StepTotal(alone=((0, 8192), (2, 2048)), mixed=((0, 512), (2, 1024)), row_profiles=(4, 16, 32, 64))
 CAP = TokenCap(64, 16)
 ENGINE = EngineShape(kv_blocks=100, max_num_seqs=4, max_model_len=1000, in_flight=2)
+PRIOR = FittedStepTime(StepSizes(), ((1, 10.0), (2, 10.0)), 0.0, 0.0, 0.0)
+
+
+def policy_of(name: str, budget: Budget) -> Policy:
+    return find_policy(name, lambda _: budget, PRIOR)
 
 
 @dataclass
@@ -55,7 +61,7 @@ def run(jobs: list[Job], time: Fixed | None = None, *, policy: str = "default", 
             **shape,
         }
     )
-    return simulate(jobs, find_policy(policy, CAP), engine, time or Fixed())
+    return simulate(jobs, policy_of(policy, CAP), engine, time or Fixed())
 
 
 def test_a_lone_request_takes_its_steps() -> None:
@@ -129,13 +135,13 @@ def test_goodput_counts_what_keeps_the_targets() -> None:
         (ClassTargets(ttft_p99=100, itl_p99=10), 2),
     ):
         targets = Targets(p2=promised)
-        outcome = simulate(jobs, find_policy("default", TokenCap(512, 16)), ENGINE, Fixed(), targets)
+        outcome = simulate(jobs, policy_of("default", TokenCap(512, 16)), ENGINE, Fixed(), targets)
         assert outcome.classes["p2"].result(2 * 10**9)["goodput"] == good / 2
 
 
 def test_a_single_long_gap_misses_the_target() -> None:
     jobs = [at(0, output=10), at(15, output=1)]
-    outcome = simulate(jobs, find_policy("default", CAP), ENGINE, Fixed(), Targets(p2=ClassTargets(itl_p99=10.5)))
+    outcome = simulate(jobs, policy_of("default", CAP), ENGINE, Fixed(), Targets(p2=ClassTargets(itl_p99=10.5)))
     assert sorted(set(outcome.classes["p2"].itl_ms)) == [10.0, 11.0]
     assert outcome.classes["p2"].result(10**9)["goodput"] == 1
 
@@ -150,18 +156,18 @@ def test_classes_have_figures_of_their_own() -> None:
 def test_each_class_has_its_own_targets() -> None:
     targets = Targets(p0=ClassTargets(ttft_p99=1), p2=ClassTargets(ttft_p99=1000))
     jobs = [at(0), at(500, service=ServiceClass.P0)]
-    classes = simulate(jobs, find_policy("default", CAP), ENGINE, Fixed(), targets).classes
+    classes = simulate(jobs, policy_of("default", CAP), ENGINE, Fixed(), targets).classes
     assert (classes["p0"].good, classes["p2"].good) == (0, 1)
 
 
 def test_the_hosts_work_delays_a_lone_step_and_hides_behind_others() -> None:
     engine = replace(ENGINE, host_ms=2.0)
-    figures = simulate([at(0, output=20)], find_policy("default", CAP), engine, Fixed()).classes["p2"]
+    figures = simulate([at(0, output=20)], policy_of("default", CAP), engine, Fixed()).classes["p2"]
     assert figures.ttft_ms == [2.0 + 11.0]
     # Planned while the step before runs, so only its own length is seen.
     assert figures.itl_ms == [10.0] * 19
     alone = replace(engine, in_flight=1)
-    figures = simulate([at(0, output=20)], find_policy("default", CAP), alone, Fixed()).classes["p2"]
+    figures = simulate([at(0, output=20)], policy_of("default", CAP), alone, Fixed()).classes["p2"]
     assert figures.itl_ms == [12.0] * 19
 
 
@@ -183,7 +189,7 @@ def test_garbage_does_not_grow_while_the_collector_is_off() -> None:
 
 
 def test_a_policy_that_plans_nothing_is_found_out() -> None:
-    class Idle(find_policy("default", CAP).scheduler):  # type: ignore[misc]
+    class Idle(policy_of("default", CAP).scheduler):  # type: ignore[misc]
         def plan(self) -> None:
             return None
 
@@ -237,9 +243,9 @@ def test_prefill_first_never_mixes_and_lets_decode_rows_wait() -> None:
 
 
 def test_policies_differ_in_no_more_than_they_say() -> None:
-    assert find_policy("default", BUDGET).budget is BUDGET
+    assert policy_of("default", BUDGET).budget is BUDGET
     with pytest.raises(ConfigError, match="'fastest' is no policy: known are default, fcfs-512"):
-        find_policy("fastest", BUDGET)
+        policy_of("fastest", BUDGET)
 
 
 def test_prompts_are_the_blocks_tokens() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.core.step_sizes import GRAPH_SIZES
 from firsttoken.devices.interface import DeviceFacts, DevicePolicy, WeightChoice
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.executor import GraphExecutor
@@ -14,6 +15,7 @@ from firsttoken.executor.graphs.load import load_executor
 from firsttoken.executor.graphs.runtime import CUDARuntime, HostRuntime
 from firsttoken.kernels.linear.config import LinearConfig, OpKind
 from firsttoken.scheduler.budget import StepTotal
+from firsttoken.scheduler.step_prior import Roof
 
 
 def few_programs(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
@@ -40,7 +42,9 @@ class GraphDevice:
         kv_share=0.5,
         kv_limit=1 << 24,
         fixed_memory=0,
-        budget=StepTotal(alone=((0, 64),), mixed=((0, 24), (2, 32)), row_profiles=(4, 16)),
+        budget=lambda time: StepTotal(alone=((0, 64),), mixed=((0, 24), (2, 32)), row_profiles=(4, 16)),
+        roof=Roof(10, 1),
+        sizes=GRAPH_SIZES,
         in_flight=2,
     )
 

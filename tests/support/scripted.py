@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from firsttoken.core.clock import now_ns
 from firsttoken.core.plan import PLAN_DECODER, PLAN_ENCODER, RowSample, StepPlan, StepResult
 
 Script = Callable[[int, list[int]], int]  # (request id, known tokens) -> the next token
@@ -56,6 +57,7 @@ class ScriptedExecutor:
         if self.fail_at is not None and len(self.plans) >= self.fail_at:
             raise RuntimeError("scripted failure")
         self.plans.append(plan)
+        started_ns = now_ns()
         time.sleep(self._step_s)
         for slot in plan.retire:
             del self._rows[slot]
@@ -79,4 +81,4 @@ class ScriptedExecutor:
                 token = self._script(row["id"], row["tokens"])
                 row["tokens"].append(token)
                 samples.append(RowSample(work.slot, token))
-        return StepResult(plan.step_id, samples)
+        return StepResult(plan.step_id, samples, started_ns=started_ns, ended_ns=now_ns())

@@ -85,10 +85,10 @@ def run(options: argparse.Namespace) -> int:
     from firsttoken.simulate.policies import find_policy
     from firsttoken.simulate.run import simulate
 
-    policies = [find_policy(name, POLICY.budget) for name in options.policy.split(",")]
     targets = find_targets(options)
     jobs = _jobs(options)
     gpu = find_gpu(options)
+    policies = [find_policy(name, POLICY.budget, gpu.alone) for name in options.policy.split(",")]
     engine = engine_shape(options, gpu)
     outcomes, results = [], []
     for policy in policies:

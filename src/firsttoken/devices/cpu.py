@@ -6,13 +6,16 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.step_sizes import StepSizes
 from firsttoken.devices.interface import DeviceFacts, DevicePolicy, WeightChoice
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.interface import Executor
-from firsttoken.scheduler.budget import TokenCap
+from firsttoken.scheduler.budget import TimeBudget
+from firsttoken.scheduler.step_prior import Roof
 
 GIB = 1 << 30
 QUANTIZATIONS = ("auto", "none", "packed")
@@ -23,18 +26,20 @@ POLICY = DevicePolicy(
     kv_share=0.25,
     kv_limit=4 * GIB,
     fixed_memory=0,
-    budget=TokenCap(
+    budget=partial(
+        TimeBudget,
+        # The default model decodes a row in 12 ms on two cores: chunks of some 48 tokens beside it, fewer after some
+        # thousand tokens of context. Larger ones are faster per token, and every gap feels them.
+        stretch=((0, 5.0),),
         # Alone, 512 rows are 5 % faster per token than 256 and as fast as more; whoever arrives meanwhile waits for one
         # chunk.
-        alone=512,
-        # Beside decode rows a chunk of this size keeps a step near five times a plain decode step (57 against 12 ms for
-        # the default model on two cores, up to 1k tokens of context); larger chunks are faster per token, and every gap
-        # feels them.
-        mixed=48,
-        # A plain step takes 24 ms with 8 decode rows and 45 with 32: this many more for each row keep to five times
-        # too.
-        per_row=6,
+        alone=((0, 512),),
+        sizes=StepSizes(),
+        least=16,
     ),
+    # Two cores of a server; what others have is learned within some tens of steps.
+    roof=Roof(read_gb_s=15, tflops=0.7),
+    sizes=StepSizes(),
     # The host's planning is small beside a step, and a request that arrives during a step joins the next one only if
     # that is not planned yet: depth 1 gives the earlier first token.
     in_flight=1,

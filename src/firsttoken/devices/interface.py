@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
+from firsttoken.core.step_sizes import StepSizes
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.interface import Executor
 from firsttoken.scheduler.budget import Budget
+from firsttoken.scheduler.step_prior import Roof
+from firsttoken.scheduler.step_time import StepTime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,8 @@ class DevicePolicy:
     """Defaults that follow from how the device works.
 
     ``kv_share`` of the memory that weights and work space leave goes to the KV cache, at most ``kv_limit`` bytes (None:
-    no limit). ``budget`` decides the prompt tokens of each step, ``in_flight`` is as in `EngineConfig`.
+    no limit). ``budget`` makes what decides the prompt tokens of each step, of a model of step times that
+    begins at ``roof`` and ``sizes``, what steps are padded to. ``in_flight`` is as in `EngineConfig`.
     ``fixed_memory`` bytes are kept for what the device's libraries take.
     ``max_in_flight`` steps can be submitted without waiting. ``deterministic``: `EngineArgs.deterministic` can be
     honoured.
@@ -45,7 +49,9 @@ class DevicePolicy:
     kv_share: float
     kv_limit: int | None
     fixed_memory: int
-    budget: Budget
+    budget: Callable[[StepTime], Budget]
+    roof: Roof
+    sizes: StepSizes
     in_flight: int
     max_in_flight: int = 64
     deterministic: bool = False

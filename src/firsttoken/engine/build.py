@@ -93,6 +93,7 @@ def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel
         executor,
         channel,
         in_flight=config.in_flight,
+        step_time=config.step_time,
         peak_memory=partial(peak_memory, config.executor.device),
     )
 

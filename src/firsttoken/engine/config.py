@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.scheduler.budget import Budget
+from firsttoken.scheduler.step_learner import LearningStepTime
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """``in_flight`` steps may be submitted before the oldest one's result is read; ``budget`` decides the prompt tokens
-    of each."""
+    of each, ``step_time`` learns what they take."""
 
     model: str
     executor: ExecutorConfig
     prefix_caching: bool
     budget: Budget
+    step_time: LearningStepTime
     in_flight: int

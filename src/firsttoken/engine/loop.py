@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from firsttoken.core.clock import now_ns
+from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.plan import RowWork, TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request
@@ -22,6 +22,8 @@ from firsttoken.kvcache import KVCache
 from firsttoken.observability.ledger import GCClock, RunQueueClock, StepLedger, StepRecord
 from firsttoken.scheduler.scheduler import Scheduler
 from firsttoken.scheduler.step import PlannedStep, Update
+from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime
+from firsttoken.scheduler.step_time import StepLoad
 from firsttoken.transport.channel import ChannelClosed, EngineEnd
 from firsttoken.transport.messages import (
     Abort,
@@ -56,7 +58,8 @@ class _InFlight:
 class EngineLoop:
     """Owns the scheduler, the executor and the engine's end of the channel. One thread calls `run`.
 
-    ``peak_memory`` gives the bytes of `EngineStats.peak_memory`; it is called when the engine is idle.
+    ``step_time`` learns from the steps that are run. ``peak_memory`` gives the bytes of `EngineStats.peak_memory`; it
+    is called when the engine is idle.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class EngineLoop:
         channel: EngineEnd,
         *,
         in_flight: int,
+        step_time: LearningStepTime,
         peak_memory: Callable[[], int] = lambda: 0,
     ) -> None:
         self._scheduler = scheduler
@@ -74,6 +78,7 @@ class EngineLoop:
         self._executor = executor
         self._channel = channel
         self._depth = in_flight
+        self._step_time = step_time
         self._flying: deque[_InFlight] = deque()
         self._deltas: list[RequestDelta] = []
         self._steps = 0
@@ -176,7 +181,10 @@ class EngineLoop:
         self._last_step_ns = harvested
         for update in self._scheduler.complete(step.planned, result):
             self._record(update)
-        decode_rows, prefill_tokens, context_tokens = _shares(step.planned.plan.work)
+        plan = step.planned.plan
+        decode_rows, prefill_tokens, context_tokens = _shares(plan.work)
+        if prefill_tokens or not self._steps % LEARN_EVERY:
+            self._step_time.learn(StepLoad.of(plan), (result.ended_ns - result.started_ns) / NS_PER_MS)
         self.ledger.append(
             StepRecord(
                 step_id=result.step_id,

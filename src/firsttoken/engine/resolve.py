@@ -17,6 +17,9 @@ from firsttoken.engine.affinity import check_core
 from firsttoken.engine.config import EngineConfig
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.scheduler.budget import Budget
+from firsttoken.scheduler.step_learner import LearningStepTime
+from firsttoken.scheduler.step_prior import ModelCost, rough_step_time
+from firsttoken.scheduler.step_time import StepTime
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -68,9 +71,11 @@ def resolve(
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
     )
-    budget = _budget(args, policy)
     free = facts.free_memory - policy.fixed_memory
-    left = free - _weight_bytes(checkpoint, weights.dtype, free)
+    weight_bytes = _weight_bytes(checkpoint, weights.dtype, free)
+    left = free - weight_bytes
+    step_time = LearningStepTime(rough_step_time(policy.roof, _cost(checkpoint, weight_bytes, kv_format), policy.sizes))
+    budget = _budget(args, policy, step_time)
     max_num_seqs = _positive("max_num_seqs", args.max_num_seqs, _MAX_NUM_SEQS)
     max_model_len, kv_blocks = _lengths(args, config, kv_format, max_num_seqs, policy, (free, left), log)
     # More threads than processors only wait for each other, and OpenMP ends the process when it gets none.
@@ -94,15 +99,30 @@ def resolve(
         ),
         prefix_caching=args.prefix_caching,
         budget=budget,
+        step_time=step_time,
         in_flight=_positive("in_flight", _given(args.in_flight, policy.in_flight), policy.max_in_flight),
     )
 
 
-def _budget(args: EngineArgs, policy: DevicePolicy) -> Budget:
+def _budget(args: EngineArgs, policy: DevicePolicy, step_time: StepTime) -> Budget:
     for option in ("prefill_tokens", "mixed_prefill_tokens"):
         if getattr(args, option) is not None:
             _positive(option, getattr(args, option))
-    return policy.budget.limited(args.prefill_tokens, args.mixed_prefill_tokens)
+    return policy.budget(step_time).limited(args.prefill_tokens, args.mixed_prefill_tokens)
+
+
+def _cost(checkpoint: Checkpoint, weight_bytes: int, kv_format: KVFormat) -> ModelCost:
+    """An embedding table that is not also the head is not read by a step, but for a row a token."""
+    config, infos = checkpoint.config, checkpoint.tensors.infos()
+    elements = sum(info.num_elements for info in infos.values())
+    read = elements - (0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size)
+    return ModelCost(
+        weight_bytes=weight_bytes * read / elements,
+        parameters=elements - config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2),
+        kv_bytes=kv_format.bytes_per_block / kv_format.block_tokens,
+        layers=config.num_layers,
+        attention_width=config.num_heads * config.head_dim,
+    )
 
 
 def _weight_bytes(checkpoint: Checkpoint, dtype: str, free: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -16,8 +16,9 @@ from firsttoken.scheduler.step_time import StepLoad, StepTime
 class Budget(Protocol):
     """Decides the prefill work of each step."""
 
-    def prefill_tokens(self, load: StepLoad, waiting: int) -> int:
-        """Prompt tokens for a step while ``waiting`` requests wait.
+    def prefill_tokens(self, load: StepLoad, waiting: int, gap_ms: float | None = None) -> int:
+        """Prompt tokens for a step while ``waiting`` requests wait, and ``gap_ms`` is what the strictest of those who
+        decode were promised for their next token, None when nothing was.
 
         ``load`` is the step as far as it is known: its decode rows, no chunks yet, and as ``prefill_reach`` how many
         tokens the running prefill that is furthest along has behind it, which its next chunk attends to. A step
@@ -51,7 +52,7 @@ class TokenCap(msgspec.Struct, frozen=True):
         for name in ("alone", "mixed"):
             _check_cap(name, getattr(self, name))
 
-    def prefill_tokens(self, load: StepLoad, waiting: int) -> int:
+    def prefill_tokens(self, load: StepLoad, waiting: int, gap_ms: float | None = None) -> int:
         if not load.decode_rows:
             return self.alone
         return max(self.mixed, min(self.mixed + self.per_row * (load.decode_rows - 1), self.alone))
@@ -83,7 +84,7 @@ class StepTotal(msgspec.Struct, frozen=True):
         for name in ("alone", "mixed"):
             _check_levels(name, getattr(self, name))
 
-    def prefill_tokens(self, load: StepLoad, waiting: int) -> int:
+    def prefill_tokens(self, load: StepLoad, waiting: int, gap_ms: float | None = None) -> int:
         if not load.decode_rows:
             return _level(self.alone, waiting)
         total = _level(self.mixed, waiting)
@@ -100,38 +101,43 @@ class StepTotal(msgspec.Struct, frozen=True):
 
 
 class TimeBudget(msgspec.Struct, frozen=True):
-    """As many prompt tokens beside decode rows as keep the step, by ``time``, within ``gap_ms``: what those who decode
-    are to wait for their next token. Of the ``sizes`` that the device pads to, the largest that fits is filled.
+    """As many prompt tokens beside decode rows as keep the step, by ``time``, within what those who decode are promised
+    for their next token. Without a promise a step may take ``stretch`` times as long as its decode rows would alone:
+    pairs of (waiting requests, stretch), rising, since the more wait, the more a queue that drains sooner is worth.
+    Of the ``sizes`` that the device pads to, the largest that fits is filled.
 
     A size with room for ``least`` tokens is always filled, though the gap be longer then: a prompt goes on whatever
-    decodes, and a step whose decode rows alone take ``gap_ms`` is hardly longer for so few. Without decode rows a step
-    has as many tokens as ``alone`` says, and beside some never more.
+    decodes, and a step whose decode rows alone take all the time is hardly longer for so few. Without decode rows a
+    step has as many tokens as ``alone`` says, and beside some never more.
 
     All tokens are taken to attend to as many as the prefill furthest along does, which others do not reach; what a
     request admitted in this very step finds in the prefix cache is not known yet.
     """
 
     time: StepTime
-    gap_ms: float
+    stretch: tuple[tuple[int, float], ...]
     alone: Levels
     sizes: StepSizes
     least: int = 32
 
     def __post_init__(self) -> None:
         _check_levels("alone", self.alone)
+        _check_order("stretch", self.stretch)
         _check_cap("least", self.least)
-        if not self.gap_ms > 0:
-            raise ConfigError(f"the gap that a step may make must be more than 0 ms, got {self.gap_ms!r}")
+        if not all(times > 1 for _, times in self.stretch):
+            raise ConfigError(f"a step with prompts takes more than its decode rows alone: stretch {self.stretch}")
 
-    def prefill_tokens(self, load: StepLoad, waiting: int) -> int:
+    def prefill_tokens(self, load: StepLoad, waiting: int, gap_ms: float | None = None) -> int:
         if not load.decode_rows:
             return _level(self.alone, waiting)
+        if gap_ms is None:
+            gap_ms = _level(self.stretch, waiting) * self.time.ms(load._replace(prefill_reach=0))
         padded = next_size(self.sizes.mixed_rows, load.decode_rows)
         most = _level(self.alone, waiting)
         totals: Sequence[int] = self.sizes.mixed_totals or range(padded + 1, padded + most + 1)
         # The size that has room for `least` is taken unasked, so the search begins behind it.
         behind = min(bisect_left(totals, padded + self.least) + 1, len(totals))
-        behind = bisect_right(totals, self.gap_ms, lo=behind, key=lambda total: self._ms(load, total - padded))
+        behind = bisect_right(totals, gap_ms, lo=behind, key=lambda total: self._ms(load, total - padded))
         return min(max(totals[behind - 1] - padded, self.least), most)
 
     def _ms(self, load: StepLoad, tokens: int) -> float:
@@ -147,13 +153,20 @@ class TimeBudget(msgspec.Struct, frozen=True):
         return self if alone is None else msgspec.structs.replace(self, alone=((0, alone),))
 
 
-def _level(levels: Levels, waiting: int) -> int:
-    return next(tokens for least, tokens in reversed(levels) if waiting >= least)
+Value = TypeVar("Value", int, float)
+
+
+def _level(levels: Sequence[tuple[int, Value]], waiting: int) -> Value:
+    return next(value for least, value in reversed(levels) if waiting >= least)
+
+
+def _check_order(name: str, levels: Sequence[tuple[int, float]]) -> None:
+    if not levels or levels[0][0] != 0 or [waiting for waiting, _ in levels] != sorted({w for w, _ in levels}):
+        raise ConfigError(f"the levels of {name} must begin with 0 waiting requests and rise, got {levels}")
 
 
 def _check_levels(name: str, levels: Levels) -> None:
-    if not levels or levels[0][0] != 0 or [waiting for waiting, _ in levels] != sorted({w for w, _ in levels}):
-        raise ConfigError(f"the levels of {name} must begin with 0 waiting requests and rise, got {levels}")
+    _check_order(name, levels)
     for _, tokens in levels:
         _check_cap(name, tokens)
 

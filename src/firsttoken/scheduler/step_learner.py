@@ -22,6 +22,8 @@ FIRST_ERROR, LEAST_ERROR = 0.1, 0.005
 ERROR_STEP = 1.05
 LEAST_SCALE = 0.01
 ERROR_WINDOW = 256
+# Steps of decode rows alone are so alike that one of so many is enough to learn from.
+LEARN_EVERY = 8
 
 Parts = tuple[float, float, float, float]
 """Of a step's time by the prior, ms: reading weights, what more tokens add to it, reading KV, attention of chunks."""

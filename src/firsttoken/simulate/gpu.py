@@ -12,7 +12,7 @@ import msgspec
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.observability.percentiles import percentiles
-from firsttoken.scheduler.step_time import StepLoad, StepTime, fit_steps, load_of
+from firsttoken.scheduler.step_time import FittedStepTime, StepLoad, StepTime, fit_steps, load_of
 
 TABLES = Path(__file__).parent / "gpus"
 MAX_FILE_BYTES = 64 << 20
@@ -89,7 +89,7 @@ class GPU:
     """
 
     table: StepTable
-    alone: StepTime
+    alone: FittedStepTime
     error: dict[str, dict[str, float]]
     sustained: Sustained = ALONE
 

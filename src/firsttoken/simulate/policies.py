@@ -6,15 +6,18 @@ overrides only the rule in question.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.request import Request
+from firsttoken.core.step_sizes import GRAPH_SIZES
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import Budget, PlannedStep, Scheduler, SchedulerConfig, StepTotal, TokenCap
 from firsttoken.scheduler.shares import PrefillShares
 from firsttoken.scheduler.step import StepBuilder
-from firsttoken.core.step_sizes import GRAPH_SIZES
+from firsttoken.scheduler.step_learner import LearningStepTime
+from firsttoken.scheduler.step_time import FittedStepTime, StepTime
 
 DEFAULT = "default"
 PREFILL_FIRST = "prefill-first"
@@ -60,12 +63,13 @@ class PrefillFirstScheduler(FirstComeScheduler):
 
 @dataclass(frozen=True)
 class Policy:
-    """``in_order``: a request that does not fit is overtaken by none."""
+    """``in_order``: a request that does not fit is overtaken by none. ``step_time`` is to learn from the steps."""
 
     name: str
     budget: Budget
     scheduler: type[Scheduler] = Scheduler
     in_order: bool = False
+    step_time: LearningStepTime | None = None
 
     def build(self, kv: KVCache, *, max_num_seqs: int, max_model_len: int) -> Scheduler:
         """A scheduler that follows the policy, over ``kv``. Raises `ConfigError`."""
@@ -75,10 +79,12 @@ class Policy:
         return self.scheduler(config, kv, self.budget)
 
 
-def find_policy(name: str, device_budget: Budget) -> Policy:
-    """The policy of that name; ``device_budget`` is what the device's own policy gives. Raises `ConfigError`."""
+def find_policy(name: str, device_budget: Callable[[StepTime], Budget], prior: FittedStepTime) -> Policy:
+    """The policy of that name. ``device_budget`` makes the device's own budget, of a model of step times that begins at
+    ``prior``. Raises `ConfigError`."""
     if name == DEFAULT:
-        return Policy(name, device_budget)
+        step_time = LearningStepTime(prior)
+        return Policy(name, device_budget(step_time), step_time=step_time)
     if name in FCFS_TOTALS:
         # Prompts have what the decode rows leave, and half of a step at least, which is more than they leave only with
         # more rows than half of a step. Rows are counted as the device pads them, or its padding would push each step

@@ -24,6 +24,7 @@ from firsttoken.core.service import Targets
 from firsttoken.core.timeline import Mark
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import PlannedStep, Scheduler, Update
+from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime
 from firsttoken.scheduler.step_time import StepLoad, StepTime
 from firsttoken.simulate.figures import ClassFigures
 from firsttoken.simulate.policies import Policy
@@ -86,7 +87,7 @@ def simulate(
     """Serve ``jobs`` (in order of arrival) to their ends. Raises `ConfigError` for a shape that no engine can have."""
     kv = KVCache(KV_FORMAT, engine.kv_blocks, model="simulated")
     scheduler = policy.build(kv, max_num_seqs=engine.max_num_seqs, max_model_len=engine.max_model_len)
-    run = _Run(jobs, scheduler, kv, step_time, engine, targets or Targets())
+    run = _Run(jobs, scheduler, kv, step_time, engine, targets or Targets(), policy.step_time)
     with clock_replaced(run.clock.read), _collector_off():
         run.to_the_end()
     return run.outcome()
@@ -113,6 +114,7 @@ class _Run:
         step_time: StepTime,
         engine: EngineShape,
         targets: Targets,
+        learner: LearningStepTime | None,
     ) -> None:
         self.clock = _VirtualClock()
         self._jobs = jobs
@@ -122,6 +124,7 @@ class _Run:
         self._depth = engine.in_flight
         self._host_ns = round(engine.host_ms * NS_PER_MS)
         self._targets = targets
+        self._learner = learner
         self._arrived = 0
         self._flying: deque[tuple[PlannedStep, int]] = deque()  # with the time at which each ends
         self._device_free_ns = 0
@@ -191,7 +194,12 @@ class _Run:
             self.clock.now += self._host_ns
             # Steps run one after the other, and not before they are launched.
             began = max(self._device_free_ns, self.clock.now)
-            self._device_free_ns = began + round(self._step_time.ms(StepLoad.of(planned.plan)) * NS_PER_MS)
+            load = StepLoad.of(planned.plan)
+            ms = self._step_time.ms(load)
+            self._device_free_ns = began + round(ms * NS_PER_MS)
+            # As the engine's loop does, if a step earlier: what a step took is known here when it is launched.
+            if self._learner is not None and (load.prefill_tokens or not self._steps % LEARN_EVERY):
+                self._learner.learn(load, ms)
             self._flying.append((planned, self._device_free_ns))
 
     def _harvest(self) -> None:
