@@ -272,3 +272,11 @@ def test_the_model_of_step_times_learns_from_what_is_run(start):
     assert engine.step_time.errors(StepKind.PREFILL).steps == 1
     assert 3 <= engine.step_time.errors(StepKind.DECODE).steps <= 8, "steps of decode rows are alike: one of eight"
     assert 10 < engine.step_time.ms(load) < 60
+
+
+def test_a_step_that_took_longer_than_others_of_its_shape_will_teaches_nothing(start):
+    engine = start(count_up, step_s=0.02)
+    engine.executor.typical = False
+    engine.submit(ask(1, range(4), max_tokens=40))
+    engine.collect([1])
+    assert all(engine.step_time.errors(kind).steps == 0 for kind in StepKind)

@@ -9,6 +9,7 @@ import pytest
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.step_sizes import GRAPH_SIZES, StepSizes
 from firsttoken.scheduler import StepLoad, StepTotal, TimeBudget, TokenCap
+from firsttoken.scheduler.budget import EXPLORE_EVERY
 from firsttoken.scheduler.step_time import FittedStepTime
 
 # 4 ms up to 64 token rows, then 2 ms for each 100; 0.1 ms for 1,000 tokens of context.
@@ -94,6 +95,17 @@ def test_a_device_that_does_not_pad_is_given_what_fits_to_the_token():
     assert by_time(6.0, load(10), time=time, sizes=StepSizes()) == 154
     assert by_time(6.0, load(163), time=time, sizes=StepSizes()) == 32
     assert by_time(1e9, load(10), time=time, sizes=StepSizes()) == 4096
+
+
+@pytest.mark.parametrize("sizes", [GRAPH_SIZES, StepSizes()])
+def test_now_and_then_a_step_is_larger_than_what_is_thought_to_fit(sizes: StepSizes):
+    """On a model that thinks nothing fits, or a wrong one would never be shown to be."""
+    budget = timed(sizes=sizes)
+    given = [budget.prefill_tokens(load(16, 1000), 0, 0.1) for _ in range(10 * EXPLORE_EVERY)]
+    usual = given[0]
+    tried = [tokens for tokens in given if tokens != usual]
+    assert len(tried) == 10
+    assert min(tried) > usual
 
 
 def test_a_step_that_nobody_waits_beside_has_its_own_cap():

@@ -29,6 +29,7 @@ class ScriptedExecutor:
         self._rows: dict[int, dict] = {}
         self.plans: list[StepPlan] = []
         self.fail_at: int | None = None
+        self.typical = True
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -81,4 +82,4 @@ class ScriptedExecutor:
                 token = self._script(row["id"], row["tokens"])
                 row["tokens"].append(token)
                 samples.append(RowSample(work.slot, token))
-        return StepResult(plan.step_id, samples, started_ns=started_ns, ended_ns=now_ns())
+        return StepResult(plan.step_id, samples, started_ns=started_ns, ended_ns=now_ns(), typical=self.typical)

@@ -88,7 +88,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """What a step produced: one `RowSample` for each work item with ``sample``, in the plan's order.
 
     ``forward_ns`` and ``sample_ns`` are device (or compute-thread) time of the two segments; ``captured`` is True when
-    the forward segment was one launch of a graph.
+    the forward segment was one launch of a graph. Not ``typical`` is a step that took longer than the next one of its
+    shape will, because something was done for the first time.
     """
 
     step_id: int
@@ -98,6 +99,7 @@ class StepResult(msgspec.Struct, frozen=True):
     forward_ns: int = 0
     sample_ns: int = 0
     captured: bool = False
+    typical: bool = True
 
 
 PLAN_ENCODER = msgspec.msgpack.Encoder()

@@ -183,7 +183,7 @@ class EngineLoop:
             self._record(update)
         plan = step.planned.plan
         decode_rows, prefill_tokens, context_tokens = _shares(plan.work)
-        if prefill_tokens or not self._steps % LEARN_EVERY:
+        if result.typical and (prefill_tokens or not self._steps % LEARN_EVERY):
             self._step_time.learn(StepLoad.of(plan), (result.ended_ns - result.started_ns) / NS_PER_MS)
         self.ledger.append(
             StepRecord(

@@ -414,4 +414,5 @@ class GraphExecutor:
             ended_ns=ended,
             forward_ns=device_ns,
             captured=captured,
+            typical=captured,
         )
