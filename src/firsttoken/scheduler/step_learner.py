@@ -23,7 +23,7 @@ ERROR_STEP = 1.05
 LEAST_SCALE = 0.01
 ERROR_WINDOW = 256
 # Steps of decode rows alone are so alike that one of so many is enough to learn from.
-LEARN_EVERY = 8
+LEARN_EVERY = 32
 
 Parts = tuple[float, float, float, float]
 """Of a step's time by the prior, ms: reading weights, what more tokens add to it, reading KV, attention of chunks."""
