@@ -67,10 +67,23 @@ def test_load_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert set(result[name]) == PERCENTILES
 
 
+def test_streams_of_other_classes_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--rate", "10", "--seconds", "1", "--warmup", "0", "--mix", "16:2"]
+    beside = ["--beside", "car=p0,7,16:3", "--beside", "bot=p1,5,40:4"]
+    assert main(["bench", "load", *TINY, *load, *beside, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["requests"]["ok"] == 10
+    assert {name: found["ok"] for name, found in result["beside"].items()} == {"car": 7, "bot": 5}
+    assert set(result["beside"]["car"]["ttft_ms"]) == PERCENTILES
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["latency", "--batch", "0"], "0 is too small"),
+        (["load", "--rate", "1", "--beside", "car=p7,1,16:3"], "is no stream"),
+        (["load", "--rate", "1", "--beside", "car=p0,0,16:3"], "the rate of a stream must be more than 0"),
+        (["load", "--rate", "1", "--beside", "p0,1,16:3"], "is no stream"),
         (["load"], "one of the arguments --rate --concurrency is required"),
         (["load", "--rate", "0"], "it must be more than 0"),
         (["load", "--rate", "1", "--mix", "64"], "is not a mix"),

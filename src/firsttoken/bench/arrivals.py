@@ -39,7 +39,7 @@ class Arrival:
     output: int
 
 
-def poisson(rate: float, seconds: float, mix: Mix, seed: int) -> list[Arrival]:
+def poisson(rate: float, seconds: float, mix: Mix, seed: int | str) -> list[Arrival]:
     """``rate x seconds`` requests (rounded) whose gaps are exponential.
 
     The draws, for each request in this order, of one ``random.Random(seed)``: ``expovariate(rate)``, the input, the

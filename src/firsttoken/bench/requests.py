@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import FirstTokenError
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import ServiceClass, Terms
 from firsttoken.observability.account import STAGES
 
 if TYPE_CHECKING:
@@ -77,7 +78,12 @@ def random_prompt(rng: random.Random, tokens: int, vocab_size: int) -> array[int
 
 
 async def run_request(
-    llm: AsyncLLM, prompt: array[int], output: int, *, on_first: Callable[[], None] = lambda: None
+    llm: AsyncLLM,
+    prompt: array[int],
+    output: int,
+    *,
+    service: ServiceClass = ServiceClass.P2,
+    on_first: Callable[[], None] = lambda: None,
 ) -> Timed:
     """Ask for exactly ``output`` tokens, greedily and past any end token, and note each delivery.
 
@@ -87,7 +93,7 @@ async def run_request(
     params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
     timed.sent_ns = now_ns()
     try:
-        generation = llm.open(prompt, params)
+        generation = llm.open(prompt, params, terms=Terms(service=service))
         try:
             async for delta in generation:
                 if delta.token_ids:

@@ -38,6 +38,7 @@ p99 over all misses a stated target, or when a request failed.
 examples:
   firsttoken bench load --rate 2 --mix 64,256:16,64
   firsttoken bench load random:llama-3.1-8b --rate 40 --seed 1 --seconds 12 --json
+  firsttoken bench load random:llama-3.1-8b --rate 30 --beside car=p0,4,64:32 --targets targets.toml
   firsttoken bench load random:llama-3.1-8b --concurrency 32 --target-ttft 100ms --target-itl 20ms
 """
 
@@ -58,6 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target-ttft", type=duration_ms, metavar="TIME", help="for the first token, as in 80ms")
     parser.add_argument("--target-itl", type=duration_ms, metavar="TIME", help="for the gaps, as in 20ms")
+    parser.add_argument(
+        "--beside",
+        type=_stream,
+        action="append",
+        default=[],
+        metavar="NAME=CLASS,RATE,IN,..:OUT,..",
+        help="requests of a service class that arrive beside the load, told apart (repeatable)",
+    )
     add_results(parser)
     add_model(parser)
 
@@ -83,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
             seed=options.seed,
             target_ttft_ms=options.target_ttft,
             target_itl_ms=options.target_itl,
+            beside=tuple(options.beside),
         )
         result = run_async(_measure, args, handle, config)
     hand_in(options, result, _lines(result))
@@ -95,6 +105,15 @@ def _mix(text: str) -> Any:
 
     try:
         return Mix.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _stream(text: str) -> Any:
+    from firsttoken.bench.load import Stream
+
+    try:
+        return Stream.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -130,6 +149,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"{result['requests_per_s']:.2f} requests/s, {result['output_tokens_per_s']:,.1f} output tokens/s, goodput "
         f"{result['goodput_rps']:.2f} requests/s",
     ]
+    for name, found in result.get("beside", {}).items():
+        lines += [f"{name}: {found['sent']} requests sent, {found['ok']} ok", *percentile_lines(found)]
     for name, target in result["targets"].items():
         verdict = "met" if target["met"] else "MISSED"
         lines.append(f"target {name} p99 <= {target['target']:g}: {target['p99']:.2f}, {verdict}")
