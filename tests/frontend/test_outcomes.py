@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from firsttoken.core.errors import EngineDead, FirstTokenError
+from firsttoken.core.errors import EngineDead, FirstTokenError, Overloaded
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.engine.stub import Fault
+from firsttoken.transport.messages import Refused
 from tests.support.stub_llm import PROMPT, read, says, settle
 
 P2 = {"service_class": "p2"}
@@ -62,6 +63,21 @@ async def test_failures_and_refusals(serve):
         with pytest.raises(FirstTokenError):
             await read(llm.open(PROMPT, params))
     assert counts(llm) == (3, 0, 0, 3)
+
+
+async def test_who_was_turned_away_for_want_of_room_did_not_fail(serve):
+    llm = await serve(says("hello"), step_s=10)
+    generation = llm.open(PROMPT, SamplingParams(n=2))
+    await asyncio.sleep(0)
+    for number in (1, 2):
+        generation.refuse(Refused(number, "full", code="overloaded", retry_after_s=7))
+    with pytest.raises(Overloaded, match="full") as caught:
+        await read(generation)
+    assert caught.value.retry_after_s == 7
+    assert counts(llm) == (2, 0, 0, 0)
+    value = llm.metrics.registry.get_sample_value
+    assert value("firsttoken_requests_ended_total", {"outcome": "refused", **P2}) == 2
+    assert value("firsttoken_request_duration_seconds_count", P2) == 0
 
 
 @pytest.mark.parametrize("silent", [True, False])

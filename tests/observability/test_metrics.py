@@ -2,13 +2,14 @@
 
 import os
 import timeit
+from math import inf
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from firsttoken.core.clock import now_ns
 from firsttoken.observability.metrics import FrontendMetrics
-from firsttoken.transport.messages import EngineInfo, EngineStats
+from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats
 
 P1 = ("service_class", "p1")
 
@@ -57,6 +58,26 @@ def test_answers_are_counted_by_outcome():
     found = scrape(metrics)
     assert found[("firsttoken_requests_started_total", P1)] == 9
     assert [found[key] for key in outcomes] == [1, 5, 2]
+
+
+def test_every_class_has_its_queue_and_its_outlook():
+    metrics = FrontendMetrics()
+    refused = {"queue": 3, "ttft": 0}
+    classes = [
+        ClassStats(2, 7, refused, 0.05, inf), ClassStats(0, 0, {}, 0.0, 12.5), ClassStats(9, 1, {}, 4.0, None),
+    ]  # fmt: skip
+    metrics.update(EngineStats(classes=classes))
+    found = scrape(metrics)
+    prefix = ("service_class", "p0")
+    assert found[("firsttoken_class_requests_waiting", prefix)] == 2
+    assert found[("firsttoken_class_requests_running", prefix)] == 7
+    assert found[("firsttoken_requests_turned_away_total", ("reason", "queue"), prefix)] == 3
+    assert found[("firsttoken_requests_turned_away_total", ("reason", "ttft"), prefix)] == 0
+    assert found[("firsttoken_predicted_time_to_first_token_seconds", ("service_class", "p2"))] == 4
+    until = "firsttoken_seconds_until_target_missed"
+    assert found[(until, prefix)] == inf
+    assert found[(until, ("service_class", "p1"))] == 12.5
+    assert (until, ("service_class", "p2")) not in found  # promised nothing
 
 
 def test_gauges_return_to_zero_with_a_heartbeat_alone():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from firsttoken.cli.jobs import Answer, Job
-from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.errors import InvalidRequest, Overloaded
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.frontend.admission import token_ids
 from firsttoken.frontend.generation import GenerationFailed
@@ -62,7 +62,7 @@ async def run_jobs(
 
     async def work() -> None:
         for index, job in waiting:
-            take(index, await _run_job(llm, index, job, defaults, count))
+            take(index, await _let_in(llm, index, job, defaults, count))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -71,6 +71,17 @@ async def run_jobs(
     except BaseExceptionGroup as failures:
         # The first failure ended the others: it is the one to tell.
         raise failures.exceptions[0] from None
+
+
+async def _let_in(
+    llm: AsyncLLM, index: int, job: Job, defaults: dict[str, Any], count: Callable[[int], None]
+) -> list[Answer]:
+    """`_run_job`, again as long as the engine has no room for it."""
+    while True:
+        try:
+            return await _run_job(llm, index, job, defaults, count)
+        except Overloaded as error:
+            await asyncio.sleep(error.retry_after_s)
 
 
 async def _run_job(

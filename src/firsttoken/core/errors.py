@@ -57,5 +57,17 @@ class EngineDraining(FirstTokenError):
     """The server is shutting down and takes no new requests; HTTP answers 503 with Retry-After."""
 
 
+class Overloaded(FirstTokenError):
+    """The engine turned a request away because it could not be served in time; HTTP answers 429 with Retry-After.
+
+    ``retry_after_s``: in so many seconds (1 or more) it would be let in, should nobody else come.
+    """
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
 class DeadlineExceeded(FirstTokenError):
     """A request did not start within the time that its caller gave it, and never will; HTTP answers 504."""

@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.clock import NS_PER_S
-from firsttoken.core.errors import DeadlineExceeded, EngineDead, FirstTokenError, InvalidRequest
+from firsttoken.core.errors import DeadlineExceeded, EngineDead, FirstTokenError, InvalidRequest, Overloaded
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
@@ -48,6 +48,16 @@ def failure(error: str | None, prefix: str = "") -> FirstTokenError:
     return GenerationFailed(message)
 
 
+def refused(refusal: Refused, prefix: str = "") -> FirstTokenError:
+    """What a caller is told of a request that the engine did not take."""
+    message = prefix + refusal.message
+    if refusal.retry_after_s is not None:
+        return Overloaded(message, refusal.retry_after_s)
+    if refusal.message.startswith(DEADLINE):
+        return DeadlineExceeded(message)
+    return InvalidRequest(message, param=refusal.param, code=refusal.code)
+
+
 class Generation:
     """An asynchronous iterator of `Delta`, for one consumer, on the event loop that opened it.
 
@@ -56,9 +66,9 @@ class Generation:
     detokenising. Tokens that pile up behind a slow consumer are merged into few deltas; their number is bounded by
     ``max_tokens``.
 
-    The iteration raises `InvalidRequest` when the engine refused the request, `DeadlineExceeded` when it could not
-    start in time, `GenerationFailed` when it failed in the engine, and `EngineDead` when the engine stopped; what
-    arrived before is given first.
+    The iteration raises `InvalidRequest` when the engine refused the request, `Overloaded` when it cannot be served in
+    time, `DeadlineExceeded` when it did not start in time, `GenerationFailed` when it failed in the engine, and
+    `EngineDead` when the engine stopped; what arrived before is given first.
     """
 
     def __init__(
@@ -163,7 +173,10 @@ class Generation:
     def refuse(self, refusal: Refused) -> None:
         self._live.pop(refusal.id, None)
         self._refused()
-        self._fail(InvalidRequest(refusal.message, param=refusal.param, code=refusal.code))
+        if refusal.retry_after_s is not None:
+            self._book(self._unbooked, "refused")
+            self._ended = True  # in no time: that says nothing about how long answers take
+        self._fail(refused(refusal))
 
     def die(self, error: EngineDead) -> None:
         self._live.clear()

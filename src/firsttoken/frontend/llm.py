@@ -6,6 +6,7 @@ import queue
 import threading
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from firsttoken.core.service import Terms, class_named
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.answer import Answer
-from firsttoken.frontend.generation import failure
+from firsttoken.frontend.generation import failure, refused
 from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
@@ -118,8 +119,8 @@ class LLM:
         ``prompts``: text, token ids, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, or a list of these.
         ``sampling_params``: one for all, one for each, or None for the checkpoint's defaults. All prompts are checked
         before any is started. ``use_tqdm`` shows progress on stderr. ``service_class``, "p0", "p1" or "p2": one for
-        all or one for each; the best goes first. Raises `InvalidRequest`, `GenerationFailed` when a request failed in
-        the engine, `EngineDead`.
+        all or one for each; the best goes first. More than may wait in the engine wait here. Raises `InvalidRequest`,
+        `GenerationFailed` when a request failed in the engine, `Overloaded` when others leave it no room, `EngineDead`.
         """
         items = split_prompts(prompts)
         params = self._params_for(len(items), sampling_params)
@@ -273,6 +274,7 @@ class _Batch:
         self._live = {request.id: (job, index) for job in jobs for index, request in enumerate(job.requests)}
         self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._requests = [request for job in jobs for request in job.requests]
+        self._held: deque[int] = deque()  # ids that the engine has no room for yet
 
     def deliver(self, delta: RequestDelta, ns: int) -> None:
         self._arrivals.put((delta, ns))
@@ -296,11 +298,26 @@ class _Batch:
             if isinstance(arrival, EngineDead):
                 raise EngineDead(str(arrival))
             if isinstance(arrival, Refused):
-                job, _ = self._live[arrival.id]
-                raise InvalidRequest(f"prompt {job.number}: {arrival.message}", param=arrival.param, code=arrival.code)
+                self._hold_back(arrival)
+                continue
+            live = len(self._live)
             gained = self._take(*arrival)
+            self._send_again(live - len(self._live))
             if gained is not None and gained.so_far.finished:
                 yield gained
+
+    def _hold_back(self, refusal: Refused) -> None:
+        """Whom the engine has no room for waits here until another request of this call has ended. Raises for one that
+        it never takes, and when none of the call is left in it."""
+        self._held.append(refusal.id)
+        if refusal.retry_after_s is None or len(self._held) == len(self._live):
+            raise refused(refusal, f"prompt {self._live[refusal.id][0].number}: ")
+
+    def _send_again(self, count: int) -> None:
+        """Up to ``count`` of those held back, the oldest first."""
+        again = [self._live[self._held.popleft()] for _ in range(min(count, len(self._held)))]
+        if again:
+            self._link.submit([job.requests[index] for job, index in again], self)
 
     def abort(self) -> None:
         """End what has not ended: the caller was interrupted, or one of its requests was at fault."""

@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.service import CLASS_NAMES
-from firsttoken.transport.messages import EngineInfo, EngineStats
+from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats
 
-Outcome = Literal["finished", "aborted", "failed"]
+Outcome = Literal["finished", "aborted", "refused", "failed"]
 
 _BY_CLASS = ("service_class",)
 
@@ -46,6 +46,7 @@ class EngineCollector(Collector):
         stats = self.stats
         yield from _gauges(stats)
         yield from _counters(stats)
+        yield from _classes(stats.classes)
         if self.info is not None:
             yield _info(self.info)
 
@@ -99,7 +100,7 @@ class FrontendMetrics:
         )
         ended = Counter(
             "firsttoken_requests_ended",
-            "Answers that ended, by outcome: finished, aborted (the caller left), failed",
+            "Answers that ended, by outcome: finished, aborted (the caller left), refused (no room), failed",
             ["outcome", *_BY_CLASS],
             registry=self.registry,
         )
@@ -174,6 +175,36 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         ("preemptions", "Times a request lost its KV blocks to another", stats.preemptions),
     ):
         yield CounterMetricFamily(f"firsttoken_{name}", help_text, value=value)
+
+
+def _classes(classes: Sequence[ClassStats]) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily("firsttoken_class_requests_waiting", "Requests in the queue", labels=_BY_CLASS)
+    running = GaugeMetricFamily("firsttoken_class_requests_running", "Requests that hold a row", labels=_BY_CLASS)
+    turned_away = CounterMetricFamily(
+        "firsttoken_requests_turned_away",
+        "Requests for which there was no room: the queue was full (queue), the class's first-token target would have "
+        "been missed (ttft), or the request's own deadline (deadline)",
+        labels=[*_BY_CLASS, "reason"],
+    )
+    predicted = GaugeMetricFamily(
+        "firsttoken_predicted_time_to_first_token_seconds",
+        "Predicted for a request that came now, as long as those that came lately (s)",
+        labels=_BY_CLASS,
+    )
+    missed = GaugeMetricFamily(
+        "firsttoken_seconds_until_target_missed",
+        "Until the class misses its ttft_p99 by the present trend (s): 0 while it does, +Inf while waits do not grow",
+        labels=_BY_CLASS,
+    )
+    for name, stats in zip(CLASS_NAMES, classes, strict=False):
+        waiting.add_metric([name], stats.waiting)
+        running.add_metric([name], stats.running)
+        for reason, count in stats.refused.items():
+            turned_away.add_metric([name, reason], count)
+        predicted.add_metric([name], stats.predicted_ttft_s)
+        if stats.until_missed_s is not None:
+            missed.add_metric([name], stats.until_missed_s)
+    yield from (waiting, running, turned_away, predicted, missed)
 
 
 def _info(info: EngineInfo) -> Metric:

@@ -6,7 +6,14 @@ import logging
 
 import msgspec
 
-from firsttoken.core.errors import DeadlineExceeded, EngineDead, EngineDraining, FirstTokenError, InvalidRequest
+from firsttoken.core.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineDraining,
+    FirstTokenError,
+    InvalidRequest,
+    Overloaded,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +69,12 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, type_="service_unavailable", code=code, headers=retry)
 
 
+def overloaded(error: Overloaded) -> ApiError:
+    """A 429 that says when to come back."""
+    retry = [(b"retry-after", str(error.retry_after_s).encode())]
+    return ApiError(429, _sentence(error.message), type_="overloaded", code="overloaded", headers=retry)
+
+
 def stopping() -> ApiError:
     return unavailable("The server is stopping; the request was ended. Send it again later.", "server_stopping")
 
@@ -76,6 +89,8 @@ def as_api_error(exc: BaseException) -> ApiError:
         return unavailable("The server is shutting down and takes no new requests.", "server_draining")
     if isinstance(exc, EngineDead):
         return unavailable(f"{_sentence(str(exc))}. The server must be started again.", "engine_dead")
+    if isinstance(exc, Overloaded):
+        return overloaded(exc)
     if isinstance(exc, DeadlineExceeded):
         return ApiError(504, str(exc), type_="timeout", param="deadline_ms", code="deadline_exceeded")
     if isinstance(exc, FirstTokenError):

@@ -51,6 +51,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     start_ms: dict[str, float] = {}
 
 
+class ClassStats(msgspec.Struct, frozen=True, array_like=True):
+    """One service class: requests that wait and that run, how many were turned away for each reason of
+    `scheduler.admission.Reason`, and `scheduler.headroom.Outlook`'s predictions in seconds."""
+
+    waiting: int
+    running: int
+    refused: dict[str, int]
+    predicted_ttft_s: float
+    until_missed_s: float | None
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals, sent with every step and as a heartbeat when idle. ``kv_*`` count blocks.
 
@@ -79,6 +90,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     last_step_ns: int = 0
     host_ns: int = 0
     peak_memory: int = 0
+    classes: list[ClassStats] = []  # in the order of `ServiceClass`
 
 
 class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -114,12 +126,14 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A request that can never run; the reason with its numbers."""
+    """A request that is not run; the reason with its numbers. With ``retry_after_s`` it was turned away for want of
+    capacity and may come again in so many seconds, without it can never run."""
 
     id: int
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: int | None = None
 
 
 FailureKind = Literal["config", "checkpoint", "engine"]
