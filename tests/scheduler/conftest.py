@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from firsttoken.core.clock import NS_PER_MS, clock_replaced
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.plan import PLAN_DECODER, PLAN_ENCODER, RowSample, StepPlan, StepResult
 from firsttoken.core.request import EngineRequest, Request, Status
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import Targets
 from firsttoken.kvcache import KVCache
-from firsttoken.scheduler import PlannedStep, Scheduler, SchedulerConfig, TokenCap, Update
+from firsttoken.scheduler import FairShares, PlannedStep, PrefillOrder, Scheduler, SchedulerConfig, TokenCap, Update
 
 VOCABULARY = 5
 
@@ -131,12 +134,14 @@ class World:
     max_model_len: int = 1000
     cache_options: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    order: PrefillOrder = FairShares()  # noqa: RUF009 (frozen)
+    targets: Targets = Targets()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         kv_format = KVFormat(dtype="float32", layers=1, kv_heads=1, head_dim=8, block_tokens=self.block_tokens)
         self.kv = KVCache(kv_format, self.blocks, model="test", **self.cache_options)
         config = SchedulerConfig(max_num_seqs=self.slots, max_model_len=self.max_model_len, **self.options)
-        self.scheduler = Scheduler(config, self.kv, TokenCap(self.alone, self.mixed))
+        self.scheduler = Scheduler(config, self.kv, TokenCap(self.alone, self.mixed), self.order, self.targets)
         self.executor = MemoryModel(self.block_tokens, self.slots)
         self.in_flight: deque[tuple[PlannedStep, StepResult]] = deque()
         self.requests: dict[int, Request] = {}
@@ -169,6 +174,7 @@ class World:
         decoding = [r for r in self.requests.values() if self._decodes(r)]
         registered = {b: node for b in range(self.blocks) if (node := self.kv.index.node(b)) is not None}
         planned = self.scheduler.plan()
+        self.expire()
         self.check()
         if planned is None:
             return None
@@ -204,6 +210,14 @@ class World:
         if request is not None:
             self.ended[number] = "abort"
         self.check()
+
+    def expire(self) -> list[int]:
+        """Take in those that ended because they were late."""
+        late = [request.request_id for request in self.scheduler.expired()]
+        for number in late:
+            assert number not in self.ended
+            self.ended[number] = "error"
+        return late
 
     def step(self) -> PlannedStep | None:
         """One step in lockstep."""
@@ -281,6 +295,8 @@ class World:
         work = planned.plan.work
         assert len(work) == len(planned.requests)
         ids = {request.request_id for request in planned.requests}
+        if self.order.decodes_wait and not any(request.request_id in ids for request in decoding):
+            decoding = []  # all of them wait for prompts
         for request in decoding:
             if request.status is Status.RUNNING:
                 assert request.request_id in ids, "a decode row was left out"
@@ -292,6 +308,23 @@ class World:
         for row, request in zip(work, planned.requests, strict=True):
             assert request.status is Status.RUNNING
             assert request.slot == row.slot
+
+
+class Clock:
+    """Virtual time in ms."""
+
+    def __init__(self) -> None:
+        self.ms = 1000.0
+
+    def read(self) -> int:
+        return round(self.ms * NS_PER_MS)
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    clock = Clock()
+    with clock_replaced(clock.read):
+        yield clock
 
 
 @pytest.fixture

@@ -54,11 +54,11 @@ def test_bb26_the_big_one_is_not_starved(world: Any) -> None:
 
 def test_bb27_a_better_class_takes_the_place_of_worse_ones(world: Any) -> None:
     w = world(blocks=16, slots=8, alone=64, mixed=16)
-    low = [w.add(unlike(i, 9), 20, priority=10) for i in range(4)]
+    low = [w.add(unlike(i, 9), 20, service=2) for i in range(4)]
     for _ in range(5):
         w.step()
     assert w.scheduler.num_running == 4
-    urgent = w.add(unlike(9, 30), 4, priority=0)
+    urgent = w.add(unlike(9, 30), 4, service=1)
     planned = w.step()
     assert urgent in planned.requests, "it starts in the next step"
     assert w.scheduler.counters.preemptions >= 1
@@ -71,7 +71,7 @@ def test_bb27_a_better_class_takes_the_place_of_worse_ones(world: Any) -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_bb27_growth_preempts_before_the_plan_is_built(world: Any, depth: int) -> None:
     w = world(blocks=9, slots=4, alone=64, mixed=16, options={"watermark": 0.0})
-    requests = [w.add(unlike(i, 6), 16, priority=i % 2) for i in range(4)]
+    requests = [w.add(unlike(i, 6), 16, service=i % 2) for i in range(4)]
     w.drain(depth)
     assert w.scheduler.counters.preemptions >= 1
     assert requests[0].preemptions == 0, "the best and oldest is never a victim"
@@ -79,12 +79,12 @@ def test_bb27_growth_preempts_before_the_plan_is_built(world: Any, depth: int) -
 
 def test_bb27_nobody_is_preempted_in_vain(world: Any) -> None:
     w = world(blocks=16, slots=2, alone=64, mixed=16)
-    w.add(unlike(0, 40), 12, priority=0)
-    low = w.add(unlike(1, 5), 8, priority=5)
+    w.add(unlike(0, 40), 12, service=0)
+    low = w.add(unlike(1, 5), 8, service=2)
     w.step()
     w.step()
     # Even without `low` it would not fit beside the first one.
-    w.add(unlike(2, 30), 4, priority=1)
+    w.add(unlike(2, 30), 4, service=1)
     for _ in range(4):
         w.step()
     assert low.preemptions == 0

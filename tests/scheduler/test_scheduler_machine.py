@@ -1,4 +1,4 @@
-"""Any sequence of add, plan, complete, abort and preempt, under pools that are too small."""
+"""Any sequence of add, plan, complete, abort, preempt and time, with classes, under pools that are too small."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.errors import InvalidRequest
-from firsttoken.core.request import Status
+from firsttoken.core.request import Request, Status
+from firsttoken.core.service import ClassTargets, Targets
+from firsttoken.scheduler import FairShares, FirstCome
 
 # Few different tokens and shared beginnings, so that prefixes meet.
 PROMPTS = st.builds(
@@ -20,7 +23,11 @@ PROMPTS = st.builds(
 )
 
 
-def machine_of(world: Any) -> type[RuleBasedStateMachine]:
+AGEING = Targets(p1=ClassTargets(starts_within=400), p2=ClassTargets(starts_within=100))
+NEVER = Targets(p1=ClassTargets(starts_within=1e12), p2=ClassTargets(starts_within=1e12))
+
+
+def machine_of(world: Any, clock: Any) -> type[RuleBasedStateMachine]:
     class SchedulerMachine(RuleBasedStateMachine):
         @initialize(
             blocks=st.integers(5, 12),
@@ -30,24 +37,42 @@ def machine_of(world: Any) -> type[RuleBasedStateMachine]:
             max_passes=st.integers(0, 3),
             watermark=st.sampled_from([0.0, 0.2]),
             caching=st.booleans(),
+            ageing=st.booleans(),
+            order=st.sampled_from([FairShares(), FairShares(), FirstCome(), FirstCome(decodes_wait=True)]),
         )
         def start(
-            self, blocks: int, slots: int, alone: int, mixed: int, max_passes: int, watermark: float, caching: bool
+            self,
+            blocks: int,
+            slots: int,
+            alone: int,
+            mixed: int,
+            max_passes: int,
+            watermark: float,
+            caching: bool,
+            ageing: bool,
+            order: Any,
         ) -> None:
+            self.strict = not ageing and not caching
             self.world = world(
                 blocks=blocks,
                 slots=slots,
                 alone=alone,
-                mixed=mixed,
+                mixed=min(mixed, alone),
                 max_model_len=30,
                 cache_options={"prefix_caching": caching},
                 options={"max_passes": max_passes, "watermark": watermark},
+                order=order,
+                targets=AGEING if ageing else NEVER,
             )
 
         @rule(
             prompt=PROMPTS,
             max_tokens=st.integers(1, 12),
-            priority=st.integers(0, 2),
+            service=st.integers(0, 2),
+            priority=st.integers(-1, 1),
+            tenant=st.sampled_from("abc"),
+            share=st.sampled_from([0.5, 1.0, 3.0]),
+            time_left=st.sampled_from([None] * 5 + [0, 30]),
             stops=st.sampled_from([(), (0,), (1, 3)]),
             min_tokens=st.integers(0, 2),
             fails=st.sampled_from([False] * 9 + [True]),
@@ -56,12 +81,24 @@ def machine_of(world: Any) -> type[RuleBasedStateMachine]:
             self,
             prompt: list[int],
             max_tokens: int,
+            service: int,
             priority: int,
+            tenant: str,
+            share: float,
+            time_left: int | None,
             stops: tuple[int, ...],
             min_tokens: int,
             fails: bool,
         ) -> None:
-            fields = {"priority": priority, "stop_ids": stops, "min_tokens": min(min_tokens, max_tokens)}
+            fields: dict[str, Any] = {
+                "service": service,
+                "priority": priority,
+                "tenant": tenant,
+                "share": share,
+                "stop_ids": stops,
+                "min_tokens": min(min_tokens, max_tokens),
+                "deadline_ns": 0 if time_left is None else clock.read() + time_left * NS_PER_MS,
+            }
             if -(-(len(prompt) + max_tokens - 1) // 4) > self.world.blocks:
                 with pytest.raises(InvalidRequest, match="KV blocks"):
                     self.world.add(prompt, max_tokens, **fields)
@@ -73,7 +110,29 @@ def machine_of(world: Any) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: len(self.world.in_flight) < 3)
         @rule()
         def plan(self) -> None:
-            self.world.plan()
+            late = [r for r in self.world.requests.values() if r.deadline_ns and r.deadline_ns <= clock.read()]
+            late = [request for request in late if not request.first_scheduled]
+            waited = {n for n, r in self.world.requests.items() if r.status is Status.WAITING}
+            planned = self.world.plan()
+            assert all(request.status is Status.FINISHED for request in late), "too late, and not told"
+            if planned is not None and self.strict:
+                for start in planned.plan.starts:
+                    self.check_nobody_better_was_refused(self.world.requests[start.request_id], waited)
+
+        def check_nobody_better_was_refused(self, started: Request, waited: set[int]) -> None:
+            """In the place of one that started no request of a better class would have fitted that waits still."""
+            kv, scheduler = self.world.kv, self.world.scheduler
+            running = scheduler.num_running - 1
+            reserve = min(running, int(scheduler.config.watermark * kv.num_blocks))
+            room = kv.available + kv.exclusive_blocks(started)
+            for number in waited:
+                other = self.world.requests[number]
+                if other.status is Status.WAITING and other.service < started.service:
+                    assert kv.blocks_for(other.num_tokens) + reserve > room, f"{other} was refused for {started}"
+
+        @rule(ms=st.sampled_from([1, 10, 50, 200]))
+        def wait(self, ms: int) -> None:
+            clock.ms += ms
 
         @precondition(lambda self: self.world.in_flight)
         @rule()
@@ -90,18 +149,21 @@ def machine_of(world: Any) -> type[RuleBasedStateMachine]:
         def preempt(self, data: st.DataObject) -> None:
             running = [n for n, r in self.world.requests.items() if r.status is Status.RUNNING]
             request = self.world.requests[data.draw(st.sampled_from(running))]
-            self.world.scheduler._preempt(request)
+            self.world.scheduler.preempt(request.request_id)
             self.world.check()
 
         def teardown(self) -> None:
             if hasattr(self, "world"):
+                for _ in range(20):  # time passes while there are steps, so that all comes back that stays out
+                    self.world.step()
+                    clock.ms += 20
                 self.world.drain(depth=2)
 
     return SchedulerMachine
 
 
 @pytest.mark.timeout(100)
-def test_any_sequence_keeps_every_token_and_every_block(world: Any) -> None:
+def test_any_sequence_keeps_every_token_and_every_block_and_the_order_of_classes(world: Any, clock: Any) -> None:
     run_state_machine_as_test(
-        machine_of(world), settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+        machine_of(world, clock), settings=settings(max_examples=200, stateful_step_count=40, deadline=None)
     )

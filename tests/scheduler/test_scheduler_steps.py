@@ -180,7 +180,7 @@ def test_cached_tokens_are_counted_at_first_admission_only(world: Any) -> None:
     w.step()
     assert request.num_cached == 8, "full blocks, and never the whole prompt"
     w.step()
-    w.scheduler._preempt(request)
+    w.scheduler.preempt(request.request_id)
     w.drain()
     assert request.num_cached == 8
     counters = w.scheduler.counters
@@ -201,7 +201,7 @@ def test_a_preempted_request_waits_for_its_pending_token(world: Any) -> None:
     w = world(blocks=16)
     request = w.add([1, 2, 3], 4)
     w.plan()
-    w.scheduler._preempt(request)
+    w.scheduler.preempt(request.request_id)
     assert request.num_computed == 0
     assert w.plan() is None
     (update,) = w.complete()
@@ -211,22 +211,23 @@ def test_a_preempted_request_waits_for_its_pending_token(world: Any) -> None:
     w.drain()
 
 
-def test_better_classes_start_first_then_preempted_ones_then_by_arrival(world: Any) -> None:
+def test_better_classes_start_first_then_lower_priority_then_preempted_ones_then_by_arrival(world: Any) -> None:
     w = world(blocks=64, slots=1, alone=64)
-    order = [w.add(unlike(i, 3), 2, priority=priority) for i, priority in enumerate([1, 2, 0, 1])]
+    ranks = [(1, 0), (2, -5), (0, 3), (1, 0), (1, -1)]
+    order = [w.add(unlike(i, 3), 2, service=service, priority=rank) for i, (service, rank) in enumerate(ranks)]
     w.step()
     assert order[2].request_id in w.first_token_step
-    w.scheduler._preempt(order[2])
+    w.scheduler.preempt(order[2].request_id)
     w.drain()
     by_start = sorted(order, key=lambda request: w.first_token_step[request.request_id])
-    assert by_start == [order[2], order[0], order[3], order[1]]
+    assert by_start == [order[2], order[4], order[0], order[3], order[1]]
 
 
 def test_the_timeline_says_when_decode_begins_again(world: Any) -> None:
     w = world(blocks=16)
     request = w.add([1, 2, 3], 4)
     w.plan()
-    w.scheduler._preempt(request)
+    w.scheduler.preempt(request.request_id)
     w.complete()  # its first token, while it waits
     w.drain()
     assert [Mark(mark).name for mark in request.timeline.marks] == [
@@ -266,14 +267,14 @@ def test_a_long_newcomer_does_not_slow_the_long_prompt_before_it(world: Any) -> 
 
 def test_no_one_is_preempted_for_a_request_that_must_wait_its_turn_anyway(world: Any) -> None:
     w = world(blocks=64, slots=2, alone=8, mixed=8)
-    low = w.add(unlike(0, 4), 30, priority=5)
+    low = w.add(unlike(0, 4), 30, service=2)
     w.step()
-    w.add(unlike(1, 40), 2, priority=0)
+    w.add(unlike(1, 40), 2, service=0)
     w.step()
-    w.add(unlike(2, 60), 2, priority=0)  # longer than what the one before it still wants
+    w.add(unlike(2, 60), 2, service=0)  # longer than what the one before it still wants
     w.step()
     assert low.preemptions == 0
-    w.add(unlike(3, 5), 2, priority=0)
+    w.add(unlike(3, 5), 2, service=0)
     w.drain()
     assert low.preemptions == 1, "in the end its slot is wanted"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from array import array
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.service import ClassTargets, ServiceClass, Targets
 from firsttoken.core.step_sizes import StepSizes
-from firsttoken.scheduler import Budget, StepTotal, TokenCap
+from firsttoken.scheduler import Budget, Scheduler, StepTotal, TokenCap
 from firsttoken.scheduler.step_time import FittedStepTime, StepLoad
 from firsttoken.simulate.policies import POLICY_NAMES, Policy, find_policy
 from firsttoken.simulate.run import EngineShape, Outcome, simulate
@@ -189,12 +190,14 @@ def test_garbage_does_not_grow_while_the_collector_is_off() -> None:
 
 
 def test_a_policy_that_plans_nothing_is_found_out() -> None:
-    class Idle(policy_of("default", CAP).scheduler):  # type: ignore[misc]
-        def plan(self) -> None:
-            return None
+    class Idle(Policy):
+        def build(self, *args: Any, **options: Any) -> Scheduler:
+            scheduler = super().build(*args, **options)
+            scheduler.plan = lambda: None  # type: ignore[method-assign]
+            return scheduler
 
     with pytest.raises(RuntimeError, match="1 requests are left"):
-        simulate([at(0)], Policy("idle", CAP, Idle), ENGINE, Fixed())
+        simulate([at(0)], Idle("idle", CAP), ENGINE, Fixed())
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)

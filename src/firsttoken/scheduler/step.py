@@ -9,13 +9,15 @@ from firsttoken.core.request import Request
 
 
 class PlannedStep(msgspec.Struct, frozen=True):
-    """A plan and the requests of its rows: ``requests[i]`` is the one of ``plan.work[i]``.
+    """A plan and the requests of its rows: ``requests[i]`` is the one of ``plan.work[i]``. ``full``: it has all the
+    prompt tokens that the budget allows, so prompts may be waiting for no other reason.
 
     Every planned step must be submitted, in the order of planning, and its result given to `Scheduler.complete`.
     """
 
     plan: StepPlan
     requests: list[Request]
+    full: bool = False
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -52,6 +54,7 @@ class StepBuilder:
         self._chunks: list[RowWork] = []
         self._chunk_requests: list[Request] = []
         self.prefilled: list[Request] = []
+        self.full = False
 
     def start(self, request: Request, blocks: list[int]) -> None:
         """The request takes its slot with all tokens known now."""
@@ -90,7 +93,7 @@ class StepBuilder:
     def build(self, step_id: int, retire: list[int]) -> PlannedStep:
         """Rows with one sampled token first, as `StepPlan` promises."""
         plan = StepPlan(step_id, self._single + self._chunks, self.starts, self.blocks, retire)
-        return PlannedStep(plan, self._single_requests + self._chunk_requests)
+        return PlannedStep(plan, self._single_requests + self._chunk_requests, self.full)
 
     def __bool__(self) -> bool:
         return bool(self._single or self._chunks)
