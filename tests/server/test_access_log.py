@@ -39,6 +39,7 @@ async def test_an_answer(client, lines, stream):
     assert chat["request_id"].startswith("req-")
     assert (chat["output_tokens"], chat["cached_tokens"]) == (28, 0)
     assert chat["prompt_tokens"] > 12
+    assert chat["service_class"] == "p2"
     assert 0 <= chat["ttft_ms"] <= chat["total_ms"]
     assert (completion["request_id"], completion["output_tokens"]) == ("mine", 28)
     assert "secret" not in str(lines())
