@@ -86,8 +86,9 @@ def simulate(
 ) -> Outcome:
     """Serve ``jobs`` (in order of arrival) to their ends. Raises `ConfigError` for a shape that no engine can have."""
     kv = KVCache(KV_FORMAT, engine.kv_blocks, model="simulated")
-    scheduler = policy.build(kv, max_num_seqs=engine.max_num_seqs, max_model_len=engine.max_model_len)
-    run = _Run(jobs, scheduler, kv, step_time, engine, targets or Targets(), policy.step_time)
+    promised = targets or Targets()
+    scheduler = policy.build(kv, max_num_seqs=engine.max_num_seqs, max_model_len=engine.max_model_len, targets=promised)
+    run = _Run(jobs, scheduler, kv, step_time, engine, promised, policy.step_time)
     with clock_replaced(run.clock.read), _collector_off():
         run.to_the_end()
     return run.outcome()
