@@ -64,7 +64,14 @@ async def test_a_generated_stream_has_its_class_and_deadline(serve, engine):
 async def test_what_never_started_raises_of_its_own(serve):
     llm = await serve(says([Fault("deadline passed before the request could start")]))
     with pytest.raises(DeadlineExceeded, match="deadline passed"):
-        await read(llm.open(PROMPT, SamplingParams()))
+        await read(llm.open(PROMPT, SamplingParams(n=2)))
+    value = llm.metrics.registry.get_sample_value
+    ended = [
+        value("firsttoken_requests_ended_total", {"outcome": outcome, "service_class": "p2"})
+        for outcome in ("expired", "failed", "aborted")
+    ]
+    assert ended == [2, 0, 0]
+    assert value("firsttoken_request_duration_seconds_count", {"service_class": "p2"}) == 0
 
 
 def test_a_batch_names_the_prompt_that_never_started(tokenizer):

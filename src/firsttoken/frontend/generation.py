@@ -203,6 +203,9 @@ class Generation:
             self._settle()
             self._error = error
             live, self._live = list(self._live), {}
+            if isinstance(error, DeadlineExceeded):
+                self._book(self._unbooked, "expired")
+                self._ended = True  # it says nothing about how long answers take
             self._book(self._unbooked, "failed")
             self._link.abort(live)
             self._observe_end(self.timeline.stamp(Mark.FINISHED))

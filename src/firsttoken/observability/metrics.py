@@ -18,7 +18,7 @@ from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.service import CLASS_NAMES
 from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats
 
-Outcome = Literal["finished", "aborted", "refused", "failed"]
+Outcome = Literal["finished", "aborted", "refused", "expired", "failed"]
 
 _BY_CLASS = ("service_class",)
 
@@ -100,7 +100,8 @@ class FrontendMetrics:
         )
         ended = Counter(
             "firsttoken_requests_ended",
-            "Answers that ended, by outcome: finished, aborted (the caller left), refused (no room), failed",
+            "Answers that ended, by outcome: finished, aborted (the caller left), refused (no room), expired (they had "
+            "not started by their deadline), failed",
             ["outcome", *_BY_CLASS],
             registry=self.registry,
         )
