@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from firsttoken.simulate.picture import COLOURS, Curve, draw_shares
+from firsttoken.simulate.axes import COLOURS
+from firsttoken.simulate.picture import Curve, draw_shares
 from firsttoken.simulate.raster import Canvas, text_width
 
 

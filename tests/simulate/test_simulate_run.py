@@ -118,13 +118,14 @@ def test_what_cannot_ever_run_is_refused_and_counted() -> None:
     assert len(outcome.classes["p2"].ttft_ms) == 1
 
 
-def test_scarce_blocks_preempt_and_everything_still_ends() -> None:
-    jobs = [at(0, 32, 60) for _ in range(4)]
-    outcome = run(jobs, kv_blocks=12)
+def test_who_is_preempted_still_ends() -> None:
+    jobs = [*(at(0, 32, 60) for _ in range(4)), at(100, 32, 60, service=ServiceClass.P0), at(3000, 32, 60)]
+    outcome = run(jobs, kv_blocks=26)
     assert outcome.preemptions > 0
     assert outcome.evictions > 0
-    assert outcome.output_tokens == 4 * 60
-    assert len(outcome.classes["p2"].itl_ms) == 4 * 59
+    assert outcome.output_tokens == 6 * 60
+    assert len(outcome.classes["p2"].itl_ms) == 5 * 59
+    assert outcome.classes["p0"].start_ms[0] < 30
 
 
 def test_goodput_counts_what_keeps_the_targets() -> None:

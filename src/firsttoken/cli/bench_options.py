@@ -79,16 +79,21 @@ def hand_in(options: argparse.Namespace, result: Any, lines: Iterable[str]) -> N
     Raises `ConfigError` for a file that cannot be written.
     """
     if options.output_json is not None:
-        try:
-            options.output_json.parent.mkdir(parents=True, exist_ok=True)
-            options.output_json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {options.output_json}: {error.strerror}") from None
+        write_result(options.output_json, result)
     if options.json:
         print(json.dumps(result))
     else:
         for line in lines:
             print(line)
+
+
+def write_result(path: Path, result: Any) -> None:
+    """As JSON. Raises `ConfigError` for a file that cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
 def say(text: str) -> None:

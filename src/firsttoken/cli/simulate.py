@@ -22,6 +22,7 @@ from firsttoken.cli.simulate_options import (
     find_mix,
     find_targets,
     phase_list,
+    targets_head,
 )
 from firsttoken.core.errors import ConfigError
 
@@ -41,11 +42,13 @@ load sends; --phases and --bursts follow one another.
 
 policies: default (the CUDA device's own), fcfs-512, fcfs-2048, fcfs-8192 (first come, first served, so many
 token rows a step), prefill-first (decode rows wait while a prompt can be computed)
+windows: how long a waiting prompt is held so that others join its step: milliseconds, adaptive (follows the P95
+of the first tokens and the queue; --target-ttft), predicted (only where the model of step times says it pays)
 
 examples:
   firsttoken simulate --rate 40 --policy default,fcfs-2048,prefill-first
   firsttoken simulate --rate 50 --classes p0:0.2,p2:0.8 --targets targets.toml
-  firsttoken simulate --phases 5:60,40:60,5:60 --bursts 32:10,32:10 --target-ttft 80ms
+  firsttoken simulate --phases 5:60,40:60,5:60 --bursts 32:10,32:10 --window 0,10,adaptive --target-ttft 80ms
   firsttoken simulate --trace mooncake_conversation_trace.jsonl --scale 0.5 --json --png latency.png
   firsttoken simulate --rate 10 --steps steps.json --kv-blocks 4096
 """
@@ -73,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scale", type=positive_number, default=1.0, metavar="S", help="requests come S times as fast (default: 1)"
     )
     parser.add_argument("--policy", default="default", metavar="NAME,..", help="see below (default: default)")
+    parser.add_argument("--window", default="0", metavar="MS|NAME,..", help="batch windows, see below (default: 0)")
     add_targets(parser)
     add_engine(parser)
     add_results(parser, "--output")
@@ -82,20 +86,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from firsttoken.cli import report
     from firsttoken.devices.cuda import POLICY
+    from firsttoken.scheduler.window import find_window
     from firsttoken.simulate.policies import find_policy
     from firsttoken.simulate.run import simulate
 
     targets = find_targets(options)
     jobs = _jobs(options)
     gpu = find_gpu(options)
-    policies = [find_policy(name, POLICY.budget, gpu.alone) for name in options.policy.split(",")]
     engine = engine_shape(options, gpu)
     outcomes, results = [], []
-    for policy in policies:
-        say(f"{policy.name}: {len(jobs)} requests")
-        began = time.perf_counter()
-        outcomes.append(simulate(jobs, policy, engine, gpu.step_time, targets))
-        results.append(_result(policy.name, outcomes[-1], gpu, len(jobs), time.perf_counter() - began))
+    for policy_name in options.policy.split(","):
+        for name in options.window.split(","):
+            policy = find_policy(policy_name, POLICY.budget, gpu.alone)
+            window = find_window(name, targets, queue_limit=engine.max_num_seqs, step_time=gpu.step_time)
+            say(f"{policy.name}, window {name}: {len(jobs)} requests")
+            began = time.perf_counter()
+            outcomes.append(simulate(jobs, policy, engine, gpu.step_time, targets, window=window))
+            wall_s = time.perf_counter() - began
+            results.append(_result(policy.name, name, outcomes[-1], gpu, len(jobs), wall_s))
     head = report.header(**_load_head(options), **engine_head(gpu, engine))
     result = {**head, **results[0]} if len(results) == 1 else {**head, "results": results}
     if options.png is not None:
@@ -164,18 +172,15 @@ def _load_head(options: argparse.Namespace) -> dict[str, Any]:
         "seed": options.seed,
         "seconds": options.seconds,
         "scale": options.scale,
-        "targets": {"ttft_ms": options.target_ttft, "itl_ms": options.target_itl, "file": _name(options.targets)},
+        "targets": targets_head(options),
     }
 
 
-def _name(path: Path | None) -> str | None:
-    return None if path is None else path.name
-
-
-def _result(policy: str, outcome: Outcome, gpu: GPU, sent: int, wall_s: float) -> dict[str, Any]:
+def _result(policy: str, window: str, outcome: Outcome, gpu: GPU, sent: int, wall_s: float) -> dict[str, Any]:
     failed = sum(outcome.refused.values())
     return {
         "policy": policy,
+        "window": window,
         "requests": {
             "sent": sent,
             "ok": sent - failed,
@@ -199,7 +204,7 @@ def _draw(path: Path, head: dict[str, Any], results: list[dict[str, Any]], outco
 
     panels = {
         title: [
-            Curve(_label(result, name), getattr(figures, attribute))
+            Curve(_label(result, name, results), getattr(figures, attribute))
             for result, outcome in zip(results, outcomes, strict=True)
             for name, figures in sorted(outcome.classes.items())
         ]
@@ -208,9 +213,11 @@ def _draw(path: Path, head: dict[str, Any], results: list[dict[str, Any]], outco
     draw_shares(path, _title(head), panels)
 
 
-def _label(result: dict[str, Any], service: str) -> str:
-    """The policy, and the class where there are several."""
-    return f"{result['policy']} {service}" if len(result["classes"]) > 1 else str(result["policy"])
+def _label(result: dict[str, Any], service: str, results: list[dict[str, Any]]) -> str:
+    """The policy, and the window and the class where there are several."""
+    windows = len({each["window"] for each in results}) > 1
+    words = [result["policy"], result["window"] if windows else "", service if len(result["classes"]) > 1 else ""]
+    return " ".join(word for word in words if word)
 
 
 def _title(head: dict[str, Any]) -> str:
@@ -228,7 +235,7 @@ def _load(head: dict[str, Any]) -> str:
 
 
 def _lines(head: dict[str, Any], results: list[dict[str, Any]]) -> list[str]:
-    labels = [[(_label(result, name), name) for name in result["classes"]] for result in results]
+    labels = [[(_label(result, name, results), name) for name in result["classes"]] for result in results]
     width = max(18, *(len(label) + 2 for each in labels for label, _ in each)) if any(labels) else 18
     lines = [
         _title(head),

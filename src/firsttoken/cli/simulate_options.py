@@ -149,6 +149,12 @@ def _promised(default: ClassTargets, alike: dict[str, float]) -> ClassTargets:
     return msgspec.structs.replace(default, **alike, max_queue=queue if fits else None)
 
 
+def targets_head(options: argparse.Namespace) -> dict[str, Any]:
+    """The part of a result's head that says what was promised."""
+    file = None if options.targets is None else options.targets.name
+    return {"ttft_ms": options.target_ttft, "itl_ms": options.target_itl, "file": file}
+
+
 # ---------------------------------------------------------------- loads
 
 

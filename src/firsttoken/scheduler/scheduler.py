@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from firsttoken.core.clock import now_ns
+from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.plan import RowBlocks, RowSample, StepResult
 from firsttoken.core.request import Request, Status
@@ -35,6 +35,7 @@ from firsttoken.scheduler.shares import ClassFloors, FairShares, PrefillOrder, P
 from firsttoken.scheduler.starting import Starting, Turn, leaders_of
 from firsttoken.scheduler.step import Counters, PlannedStep, StepBuilder, Update
 from firsttoken.scheduler.step_time import StepLoad
+from firsttoken.scheduler.window import BatchWindow, Hold
 
 # Aged requests without a token hold no more than this part of the slots, or one.
 AGED_PART = 8
@@ -45,7 +46,8 @@ _TARGETS = Targets()
 class Scheduler:
     """Owns every live request, its slot and (through ``kv``) its blocks. Not thread-safe.
 
-    ``order`` divides prefill tokens inside a class; ``targets`` say what the classes were promised.
+    ``order`` divides prefill tokens inside a class; ``targets`` say what the classes were promised; ``window`` holds
+    waiting requests back, None for never.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Scheduler:
         budget: Budget,
         order: PrefillOrder = _FAIR,
         targets: Targets = _TARGETS,
+        window: BatchWindow | None = None,
     ) -> None:
         self.config = config
         self.kv = kv
@@ -62,6 +65,7 @@ class Scheduler:
         self.order = order
         self.counters = Counters()
         self._floors = ClassFloors(tuple(targets.of(service).weight for service in ServiceClass))
+        self._gaps = [targets.of(service).itl_p99 for service in ServiceClass]
         self._tickets: dict[int, Ticket] = {}
         self._running = RunningSet(config.max_num_seqs)
         self._queue = WaitingQueue(targets, max(1, config.max_num_seqs // AGED_PART))
@@ -72,6 +76,7 @@ class Scheduler:
         self._in_flight: deque[int] = deque()
         self._next_arrival = 0
         self._next_step = 0
+        self._hold = None if window is None else Hold(window, targets)
 
     # ------------------------------------------------------------------ the door
 
@@ -87,6 +92,11 @@ class Scheduler:
     def num_in_flight(self) -> int:
         """Steps that were planned and not completed yet."""
         return len(self._in_flight)
+
+    @property
+    def wake_ns(self) -> int:
+        """When the requests may start that the batch window holds back; 0 while it holds back none."""
+        return 0 if self._hold is None else self._hold.wake_ns
 
     def get(self, request_id: int) -> Request | None:
         """A live request, None when it is unknown or has ended."""
@@ -107,6 +117,8 @@ class Scheduler:
         request.max_tokens = min(request.max_tokens, self.config.max_model_len - request.num_prompt)
         ticket = Ticket(request, self._next_arrival, now_ns())
         self._tickets[request.request_id] = ticket
+        if self._hold is not None:
+            self._hold.arrived(request, queue_was_empty=not self._queue)
         self._queue.push(ticket)
         self._next_arrival += 1
 
@@ -176,11 +188,13 @@ class Scheduler:
         if below < len(ServiceClass):
             decodes = [request for request in decodes if request.status is Status.RUNNING]
             prefills = [ticket for ticket in prefills if not ticket.waits]
+        if self._is_held(now, decodes, prefills):
+            below = 0
         step = StepBuilder()
         shares: PrefillShares | None = None
         if prefills or (self._queue and below):
             shares = self._share_out(decodes, prefills, below)
-            if self._queue:
+            if self._queue and below:
                 turn = Turn(
                     step=step,
                     step_id=self._next_step,
@@ -204,9 +218,18 @@ class Scheduler:
             step.full = not shares.left
         return step
 
+    def _is_held(self, now: int, decodes: list[Request], prefills: list[Ticket]) -> bool:
+        """True while the batch window lets none of the waiting requests start."""
+        hold = self._hold
+        if hold is None or not hold.holding:
+            return False
+        return hold.keeps(now, len(self._queue), _known_load(decodes, prefills))
+
     def _share_out(self, decodes: list[Request], prefills: list[Ticket], below: int) -> PrefillShares:
         prefills.sort(key=lambda ticket: ticket.prefill_rank)
-        tokens = self.budget.prefill_tokens(_known_load(decodes, prefills), len(self._queue))
+        promised = [self._gaps[service] for service in {request.service for request in decodes}]
+        gap_ms = min((gap for gap in promised if gap is not None), default=None)
+        tokens = self.budget.prefill_tokens(_known_load(decodes, prefills), len(self._queue), gap_ms)
         return PrefillShares(
             self.order,
             self._floors,
@@ -286,6 +309,8 @@ class Scheduler:
         elif timeline.marks[-1] == Mark.PREEMPTED and request.num_output == 1:
             timeline.stamp(Mark.FIRST_TOKEN, now)
             timeline.stamp(Mark.PREEMPTED, now)
+        if self._hold is not None and request.num_output == 1:
+            self._hold.window.first_token(now, (now - timeline.times[0]) / NS_PER_MS, len(self._queue))
 
     def _end(self, ticket: Ticket, reason: str, stop_reason: int | None = None) -> None:
         """The one way out: blocks, slot and queue place are given back, whatever state the request is in."""

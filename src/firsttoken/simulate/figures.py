@@ -9,7 +9,7 @@ from typing import Any
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S
 from firsttoken.core.service import ClassTargets
-from firsttoken.core.timeline import Timeline
+from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.observability.account import timings
 from firsttoken.observability.percentiles import percentile, percentiles
 
@@ -27,6 +27,7 @@ class ClassFigures:
     def __init__(self, targets: ClassTargets) -> None:
         self._targets = targets
         self._ttft = array("d")
+        self._start = array("d")
         self._e2e = array("d")
         self._gaps: Counter[int] = Counter()
         self._good = 0
@@ -37,6 +38,7 @@ class ClassFigures:
         began = timeline.times[0]
         ttft_ms = (token_times[0] - began) / NS_PER_MS
         self._ttft.append(ttft_ms)
+        self._start.append(((timeline.first(Mark.SCHEDULED) or began) - began) / NS_PER_MS)
         self._e2e.append((token_times[-1] - began) / NS_PER_MS)
         gaps = [after - before for before, after in pairwise(token_times)]
         self._gaps.update(gaps)
@@ -62,6 +64,11 @@ class ClassFigures:
         return sorted(self._ttft)
 
     @property
+    def start_ms(self) -> list[float]:
+        """From the arrival until it was first scheduled, ascending."""
+        return sorted(self._start)
+
+    @property
     def itl_ms(self) -> list[float]:
         """Every gap, ascending."""
         return list(chain.from_iterable(repeat(ns / NS_PER_MS, count) for ns, count in sorted(self._gaps.items())))
@@ -76,6 +83,7 @@ class ClassFigures:
         return {
             "requests": len(self._ttft),
             "good": self._good,
+            "start_ms": percentiles(self._start),
             "ttft_ms": percentiles(self._ttft),
             "itl_ms": percentiles(self.itl_ms),
             "e2e_ms": percentiles(self._e2e),

@@ -24,6 +24,7 @@ from firsttoken.scheduler import (
 )
 from firsttoken.scheduler.step_learner import LearningStepTime
 from firsttoken.scheduler.step_time import FittedStepTime, StepTime
+from firsttoken.scheduler.window import BatchWindow
 
 DEFAULT = "default"
 PREFILL_FIRST = "prefill-first"
@@ -45,12 +46,20 @@ class Policy:
     in_order: bool = False
     step_time: LearningStepTime | None = None
 
-    def build(self, kv: KVCache, *, max_num_seqs: int, max_model_len: int, targets: Targets = _TARGETS) -> Scheduler:
+    def build(
+        self,
+        kv: KVCache,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        targets: Targets = _TARGETS,
+        window: BatchWindow | None = None,
+    ) -> Scheduler:
         """A scheduler that follows the policy, over ``kv``. Raises `ConfigError`."""
         config = SchedulerConfig(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
         if self.in_order:
             config = SchedulerConfig(max_num_seqs=max_num_seqs, max_model_len=max_model_len, max_passes=0)
-        return Scheduler(config, kv, self.budget, self.order, targets)
+        return Scheduler(config, kv, self.budget, self.order, targets, window)
 
 
 def find_policy(name: str, device_budget: Callable[[StepTime], Budget], prior: FittedStepTime) -> Policy:

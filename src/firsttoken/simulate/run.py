@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import PlannedStep, Scheduler, Update
 from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime
 from firsttoken.scheduler.step_time import StepLoad, StepTime
+from firsttoken.scheduler.window import BatchWindow
 from firsttoken.simulate.figures import ClassFigures
 from firsttoken.simulate.policies import Policy
 from firsttoken.simulate.workload import OUTPUT_TOKEN, Job
@@ -33,6 +34,10 @@ from firsttoken.simulate.workload import OUTPUT_TOKEN, Job
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
 # Nothing is stored in a simulated block, so only its number of tokens counts.
 KV_FORMAT = KVFormat(dtype="bfloat16", layers=1, kv_heads=1, head_dim=1)
+
+
+Watch = Callable[[PlannedStep, int, int], None]
+"""Is told of a step, and when it begins and ends, in ns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +87,25 @@ class _VirtualClock:
 
 
 def simulate(
-    jobs: Sequence[Job], policy: Policy, engine: EngineShape, step_time: StepTime, targets: Targets | None = None
+    jobs: Sequence[Job],
+    policy: Policy,
+    engine: EngineShape,
+    step_time: StepTime,
+    targets: Targets | None = None,
+    *,
+    window: BatchWindow | None = None,
+    watch: Watch | None = None,
 ) -> Outcome:
-    """Serve ``jobs`` (in order of arrival) to their ends. Raises `ConfigError` for a shape that no engine can have."""
+    """Serve ``jobs`` (in order of arrival) to their ends. ``watch`` is told of each step when it is launched.
+
+    Raises `ConfigError` for a shape that no engine can have.
+    """
     kv = KVCache(KV_FORMAT, engine.kv_blocks, model="simulated")
-    promised = targets or Targets()
-    scheduler = policy.build(kv, max_num_seqs=engine.max_num_seqs, max_model_len=engine.max_model_len, targets=promised)
-    run = _Run(jobs, scheduler, kv, step_time, engine, promised, policy.step_time)
+    targets = targets or Targets()
+    scheduler = policy.build(
+        kv, max_num_seqs=engine.max_num_seqs, max_model_len=engine.max_model_len, targets=targets, window=window
+    )
+    run = _Run(jobs, scheduler, kv, step_time, engine, targets, policy.step_time, watch)
     with clock_replaced(run.clock.read), _collector_off():
         run.to_the_end()
     return run.outcome()
@@ -116,6 +133,7 @@ class _Run:
         engine: EngineShape,
         targets: Targets,
         learner: LearningStepTime | None,
+        watch: Watch | None,
     ) -> None:
         self.clock = _VirtualClock()
         self._jobs = jobs
@@ -126,6 +144,7 @@ class _Run:
         self._host_ns = round(engine.host_ms * NS_PER_MS)
         self._targets = targets
         self._learner = learner
+        self._watch = watch
         self._arrived = 0
         self._flying: deque[tuple[PlannedStep, int]] = deque()  # with the time at which each ends
         self._device_free_ns = 0
@@ -142,12 +161,19 @@ class _Run:
             self._launch()
             if self._flying:
                 self._harvest()
-            elif self._arrived < len(self._jobs):
-                self.clock.now = max(self.clock.now, self._jobs[self._arrived].at_ns)
+            elif (next_ns := self._next_ns()) is not None:
+                self.clock.now = max(self.clock.now, next_ns)
             elif self._live:
                 raise RuntimeError(f"{len(self._live)} requests are left and the scheduler plans no step for them")
             else:
                 return
+
+    def _next_ns(self) -> int | None:
+        """When something happens while no step runs: a request comes, or the batch window ends. None for never."""
+        coming = [self._jobs[self._arrived].at_ns] if self._arrived < len(self._jobs) else []
+        if self._scheduler.wake_ns:
+            coming.append(self._scheduler.wake_ns)
+        return min(coming, default=None)
 
     def outcome(self) -> Outcome:
         counters = self._scheduler.counters
@@ -202,6 +228,8 @@ class _Run:
             if self._learner is not None and (load.prefill_tokens or not self._steps % LEARN_EVERY):
                 self._learner.learn(load, ms)
             self._flying.append((planned, self._device_free_ns))
+            if self._watch is not None:
+                self._watch(planned, began, self._device_free_ns)
 
     def _harvest(self) -> None:
         planned, ended_ns = self._flying.popleft()
