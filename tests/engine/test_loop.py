@@ -8,6 +8,7 @@ from array import array
 
 import pytest
 
+from firsttoken.core.clock import now_ns
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.plan import RowWork
 from firsttoken.core.request import EngineRequest
@@ -96,8 +97,9 @@ def start():
             engine.stop()
 
 
-def ask(request_id, prompt, *, max_tokens=8, stop_ids=(), **params):
+def ask(request_id, prompt, *, max_tokens=8, stop_ids=(), deadline_ns=0, **params):
     return EngineRequest(
+        deadline_ns=deadline_ns,
         id=request_id,
         prompt=array("I", prompt).tobytes(),
         params=SamplingParams(max_tokens=max_tokens, **params),
@@ -136,8 +138,23 @@ def test_a_stop_id_ends_the_request_with_that_token(start, depth):
     assert (last[1].finish_reason, last[1].stop_reason) in (("stop", None), ("stop", 9))
 
 
+def test_what_has_not_started_by_its_deadline_ends_and_says_so(start, depth):
+    engine = start(count_up, depth=depth, seqs=1, step_s=0.005)
+    soon = now_ns() + 20_000_000
+    engine.submit(
+        ask(1, [5], max_tokens=30, deadline_ns=soon), ask(2, [7], deadline_ns=soon), ask(3, [9], max_tokens=2)
+    )
+    tokens, last, stats = engine.collect([1, 2, 3])
+    assert (len(tokens[1]), last[1].finish_reason) == (30, "length")
+    assert (tokens[2], last[2].finish_reason) == ([], "error")
+    assert last[2].error.startswith("deadline exceeded: the request had not started")
+    assert Mark.SCHEDULED not in [mark for mark, _ in last[2].stamps]
+    assert tokens[3] == [10, 11]
+    assert stats.failed == 1
+
+
 def test_a_pool_too_small_for_all_preempts_and_loses_nothing(start, depth):
-    engine = start(count_up, depth=depth, blocks=12, seqs=4)
+    engine = start(count_up, depth=depth, blocks=12, seqs=12)  # of lengths not learned little is kept
     engine.submit(*(ask(i, range(i * 1000, i * 1000 + 30), max_tokens=60) for i in range(4)))
     tokens, _last, stats = engine.collect(range(4))
     for i in range(4):

@@ -14,6 +14,7 @@ from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import naming_file
 from firsttoken.core.plan import RowStart, RowWork, StepPlan
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import Targets
 from firsttoken.devices.interface import Device
 from firsttoken.devices.registry import begin_devices
 from firsttoken.engine.config import EngineConfig
@@ -23,6 +24,7 @@ from firsttoken.engine.start_account import StartAccount
 from firsttoken.executor.interface import Executor
 from firsttoken.executor.memory import peak_memory
 from firsttoken.kvcache import KVCache
+from firsttoken.scheduler.admission import Admission
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.scheduler import Scheduler
 from firsttoken.transport.channel import EngineEnd
@@ -31,6 +33,7 @@ from firsttoken.transport.messages import EngineInfo, Ready
 log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 40
+DEFAULT_TARGETS = Targets()
 
 
 def build_engine(
@@ -60,7 +63,7 @@ def build_engine(
             begun.end()
     warm_up(executor, config, checkpoint)
     account.close("warm_up")
-    loop = assemble(config, checkpoint.fingerprint, executor, channel)
+    loop = assemble(config, checkpoint.fingerprint, executor, channel, args.targets)
     if own_process:
         # What lives now lives to the end: the collector need not walk it again in the middle of a step. Before the
         # first request can come, which would wait for it.
@@ -71,7 +74,9 @@ def build_engine(
     return loop
 
 
-def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel: EngineEnd) -> EngineLoop:
+def assemble(
+    config: EngineConfig, fingerprint: str, executor: Executor, channel: EngineEnd, targets: Targets = DEFAULT_TARGETS
+) -> EngineLoop:
     """Scheduler, KV cache and loop around an executor."""
     kv = KVCache(
         config.executor.kv_format,
@@ -86,6 +91,7 @@ def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel
         ),
         kv,
         config.budget,
+        targets=targets,
     )
     return EngineLoop(
         scheduler,
@@ -93,6 +99,7 @@ def assemble(config: EngineConfig, fingerprint: str, executor: Executor, channel
         executor,
         channel,
         in_flight=config.in_flight,
+        admission=Admission(targets, config.executor.max_num_seqs),
         step_time=config.step_time,
         peak_memory=partial(peak_memory, config.executor.device),
     )

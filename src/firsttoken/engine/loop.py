@@ -12,14 +12,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from firsttoken.core.clock import NS_PER_MS, now_ns
-from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
 from firsttoken.core.plan import RowWork, TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request
+from firsttoken.core.service import Targets
+from firsttoken.engine.class_gauges import ClassGauges
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.executor.interface import Executor, StepHandle
 from firsttoken.kvcache import KVCache
 from firsttoken.observability.ledger import GCClock, RunQueueClock, StepLedger, StepRecord
+from firsttoken.scheduler.admission import Admission, Refusal
+from firsttoken.scheduler.backlog import StepWork
 from firsttoken.scheduler.scheduler import Scheduler
 from firsttoken.scheduler.step import PlannedStep, Update
 from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime
@@ -53,13 +56,14 @@ class _InFlight:
     handle: StepHandle
     planned_ns: int
     submitted_ns: int
+    work: StepWork
 
 
 class EngineLoop:
     """Owns the scheduler, the executor and the engine's end of the channel. One thread calls `run`.
 
-    ``step_time`` learns from the steps that are run. ``peak_memory`` gives the bytes of `EngineStats.peak_memory`; it
-    is called when the engine is idle.
+    ``step_time`` learns from the steps that are run. ``admission`` decides who is let in, by default after the classes'
+    default targets. ``peak_memory`` gives the bytes of `EngineStats.peak_memory`; it is called when the engine is idle.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class EngineLoop:
         *,
         in_flight: int,
         step_time: LearningStepTime,
+        admission: Admission | None = None,
         peak_memory: Callable[[], int] = lambda: 0,
     ) -> None:
         self._scheduler = scheduler
@@ -78,6 +83,9 @@ class EngineLoop:
         self._executor = executor
         self._channel = channel
         self._depth = in_flight
+        self._admission = admission or Admission(Targets(), scheduler.config.max_num_seqs)
+        self._backlog = self._admission.backlog
+        self._gauges = ClassGauges(self._admission)
         self._step_time = step_time
         self._flying: deque[_InFlight] = deque()
         self._deltas: list[RequestDelta] = []
@@ -149,14 +157,20 @@ class EngineLoop:
 
     def _add(self, wire: EngineRequest) -> None:
         request = Request(wire)
-        try:
-            self._scheduler.add(request)
-        except InvalidRequest as error:
-            self._channel.send(Refused(wire.id, error.message, error.param, error.code))
+        never = self._scheduler.can_ever_fit(request)
+        if never is not None:
+            self._channel.send(Refused(wire.id, never.message, never.param, never.code))
+            return
+        refusal = self._admission.decide(request)
+        if refusal is not None:
+            self._channel.send(_turned_away(wire.id, refusal))
+            return
+        self._scheduler.add(request)
 
     def _abort(self, request_id: int) -> None:
         request = self._scheduler.abort(request_id)
         if request is not None:
+            self._backlog.ended(request)
             self._tell_end(_last_delta(request, [], "abort"))
 
     # ------------------------------------------------------------------ steps
@@ -165,10 +179,15 @@ class EngineLoop:
         while len(self._flying) < self._depth:
             planned_ns = now_ns()
             planned = self._scheduler.plan()
+            for request in self._scheduler.expired():
+                self._backlog.ended(request)
+                self._tell_end(_last_delta(request, [], "error", error=_too_late(request)))
             if planned is None:
                 return
             handle = self._executor.submit(planned.plan)
-            self._flying.append(_InFlight(planned, handle, planned_ns, now_ns()))
+            submitted_ns = now_ns()
+            work = self._backlog.planned(planned, self._scheduler.counters.preemptions)
+            self._flying.append(_InFlight(planned, handle, planned_ns, submitted_ns, work))
 
     def _harvest(self) -> None:
         step = self._flying.popleft()
@@ -176,11 +195,17 @@ class EngineLoop:
         result = step.handle.result()
         self._host.resume()
         harvested = now_ns()
+        took_ns = harvested - max(step.submitted_ns, self._last_step_ns)
         self._steps += 1
         self._captured_steps += result.captured
         self._last_step_ns = harvested
+        ends = 0
         for update in self._scheduler.complete(step.planned, result):
+            if update.finished:
+                ends += 1
+                self._backlog.ended(update.request)
             self._record(update)
+        self._backlog.ran(step.work, took_ns / NS_PER_S, ends)
         plan = step.planned.plan
         decode_rows, prefill_tokens, context_tokens = _shares(plan.work)
         if result.typical and (prefill_tokens or not self._steps % LEARN_EVERY):
@@ -272,6 +297,7 @@ class EngineLoop:
             last_step_ns=self._last_step_ns,
             host_ns=self._host.total_ns,
             peak_memory=self._peak_memory,
+            classes=self._gauges.read(now),
         )
 
     def _tell_failure(self, error: Exception) -> None:
@@ -298,6 +324,12 @@ def _shares(work: list[RowWork]) -> tuple[int, int, int]:
     return decodes, computed - decodes, context
 
 
+def _turned_away(request_id: int, refusal: Refusal) -> Refused:
+    if refusal.late:
+        return Refused(request_id, refusal.message, "deadline_ms", "deadline_exceeded")
+    return Refused(request_id, refusal.message, code="overloaded", retry_after_s=refusal.retry_after_s)
+
+
 def _last_delta(
     request: Request,
     tokens: list[int],
@@ -316,6 +348,15 @@ def _last_delta(
         cached_tokens=request.num_cached,
         stamps=_engine_stamps(request),
         preemptions=request.preemptions,
+    )
+
+
+def _too_late(request: Request) -> str:
+    """The front end tells it by its first word."""
+    waited = (request.timeline.times[-1] - request.timeline.times[request.num_front_stamps]) / NS_PER_MS
+    return (
+        f"deadline exceeded: the request had not started when its time was up, after {waited:.0f} ms of waiting in the "
+        "engine; give it more time or a better service class"
     )
 
 
