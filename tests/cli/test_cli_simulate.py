@@ -103,6 +103,16 @@ def test_each_class_has_its_figures_and_targets(capsys: pytest.CaptureFixture[st
     assert result["classes"] == simulated(capsys, *argv)["classes"]
 
 
+def test_admission_turns_away_what_is_too_much(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    targets = tmp_path / "targets.toml"
+    targets.write_text("[class.p2]\nmax_waiting = 1\n", encoding="utf-8")
+    argv = ["simulate", "--bursts", "8:1", "--mix", "64:4", "--max-num-seqs", "2", "--targets", str(targets)]
+    assert simulated(capsys, *argv)["requests"]["failed"] == 0
+    requests = simulated(capsys, *argv, "--admission", "on")["requests"]
+    assert requests["reasons"] == {"overloaded: queue of p2": requests["failed"]}
+    assert 0 < requests["failed"] < 8
+
+
 def test_phases_and_bursts_are_a_load(capsys: pytest.CaptureFixture[str]) -> None:
     result = simulated(capsys, "simulate", "--phases", "20:1,40:1", "--bursts", "8:10", "--mix", "64:4")
     assert result["classes"]["p2 bursts"]["requests"] == 8

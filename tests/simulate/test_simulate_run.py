@@ -13,8 +13,9 @@ from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.service import ClassTargets, ServiceClass, Targets
 from firsttoken.core.step_sizes import StepSizes
-from firsttoken.scheduler import Budget, Scheduler, StepTotal, TokenCap
+from firsttoken.scheduler import Budget, PlannedStep, Scheduler, StepTotal, TokenCap
 from firsttoken.scheduler.step_time import FittedStepTime, StepLoad
+from firsttoken.scheduler.window import StaticWindow
 from firsttoken.simulate.policies import POLICY_NAMES, Policy, find_policy
 from firsttoken.simulate.run import EngineShape, Outcome, simulate
 from firsttoken.simulate.workload import Job
@@ -256,3 +257,34 @@ def test_prompts_are_the_blocks_tokens() -> None:
     prompt = array("I", Job(0, 700, 1, (3, 5)).prompt(9))
     assert list(prompt) == [4] * 512 + [6] * 188
     assert set(array("I", Job(0, 7, 1).prompt(9))) == {10}
+
+
+def test_a_watch_sees_every_step_when_it_is_launched() -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    def watch(planned: PlannedStep, began_ns: int, ends_ns: int) -> None:
+        seen.append((planned.plan.step_id, began_ns, ends_ns))
+
+    outcome = simulate([at(5, output=3)], policy_of("default", CAP), ENGINE, Fixed(), watch=watch)
+    ms = NS_PER_MS
+    assert seen == [(0, 5 * ms, 16 * ms), (1, 16 * ms, 26 * ms), (2, 26 * ms, 36 * ms)]
+    assert outcome.steps == 3
+
+
+def test_who_is_turned_away_is_counted_and_never_served() -> None:
+    jobs = [at(0, output=100) for _ in range(4)] + [at(10 + number, output=10) for number in range(6)]
+    targets = Targets(p2=ClassTargets(max_waiting=2))
+    all_in = simulate(jobs, policy_of("default", CAP), ENGINE, Fixed(), targets)
+    assert not all_in.refused
+    few = simulate(jobs, policy_of("default", CAP), ENGINE, Fixed(), targets, admission=True)
+    assert dict(few.refused) == {"overloaded: queue of p2": 4}
+    assert len(few.classes["p2"].e2e_ms) == 6
+    assert few.classes["p2"].start_ms[-1] <= all_in.classes["p2"].start_ms[-1]
+
+
+def test_a_window_holds_in_virtual_time() -> None:
+    jobs = [at(0, output=1), at(12, output=1), at(100, output=1)]
+    outcome = simulate(jobs, policy_of("default", CAP), ENGINE, Fixed(), window=StaticWindow(20))
+    # The first two share a step of 12 ms from 20 on.
+    assert outcome.classes["p2"].ttft_ms == [20.0, 31.0, 32.0]
+    assert outcome.steps == 2

@@ -77,6 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", default="default", metavar="NAME,..", help="see below (default: default)")
     parser.add_argument("--window", default="0", metavar="MS|NAME,..", help="batch windows, see below (default: 0)")
+    parser.add_argument(
+        "--admission",
+        choices=("on", "off"),
+        default="off",
+        help="turn requests away as an engine does, by its classes' targets and max_waiting (default: off)",
+    )
     add_targets(parser)
     add_engine(parser)
     add_results(parser, "--output")
@@ -101,9 +107,11 @@ def run(options: argparse.Namespace) -> int:
             window = find_window(name, targets, queue_limit=engine.max_num_seqs, step_time=gpu.step_time)
             say(f"{policy.name}, window {name}: {len(jobs)} requests")
             began = time.perf_counter()
-            outcomes.append(simulate(jobs, policy, engine, gpu.step_time, targets, window=window))
-            wall_s = time.perf_counter() - began
-            results.append(_result(policy.name, name, outcomes[-1], gpu, len(jobs), wall_s))
+            outcome = simulate(
+                jobs, policy, engine, gpu.step_time, targets, window=window, admission=options.admission == "on"
+            )
+            outcomes.append(outcome)
+            results.append(_result(policy.name, name, outcome, gpu, len(jobs), time.perf_counter() - began))
     head = report.header(**_load_head(options), **engine_head(gpu, engine))
     result = {**head, **results[0]} if len(results) == 1 else {**head, "results": results}
     if options.png is not None:
@@ -173,6 +181,7 @@ def _load_head(options: argparse.Namespace) -> dict[str, Any]:
         "seconds": options.seconds,
         "scale": options.scale,
         "targets": targets_head(options),
+        "admission": options.admission,
     }
 
 

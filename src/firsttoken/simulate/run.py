@@ -13,9 +13,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from firsttoken.core.clock import NS_PER_MS, clock_replaced
-from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.clock import NS_PER_MS, NS_PER_S, clock_replaced
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.plan import RowSample, StepResult
 from firsttoken.core.request import EngineRequest, Request
@@ -24,6 +24,8 @@ from firsttoken.core.service import Targets
 from firsttoken.core.timeline import Mark
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import PlannedStep, Scheduler, Update
+from firsttoken.scheduler.admission import Admission
+from firsttoken.scheduler.backlog import StepWork
 from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime
 from firsttoken.scheduler.step_time import StepLoad, StepTime
 from firsttoken.scheduler.window import BatchWindow
@@ -78,6 +80,13 @@ class _Live:
     token_times: array[int]
 
 
+class _Flying(NamedTuple):
+    planned: PlannedStep
+    began_ns: int
+    ended_ns: int
+    work: StepWork | None
+
+
 class _VirtualClock:
     def __init__(self) -> None:
         self.now = 0
@@ -94,9 +103,11 @@ def simulate(
     targets: Targets | None = None,
     *,
     window: BatchWindow | None = None,
+    admission: bool = False,
     watch: Watch | None = None,
 ) -> Outcome:
-    """Serve ``jobs`` (in order of arrival) to their ends. ``watch`` is told of each step when it is launched.
+    """Serve ``jobs`` (in order of arrival) to their ends, but for those that ``admission`` turns away as an engine's
+    does. ``watch`` is told of each step when it is launched.
 
     Raises `ConfigError` for a shape that no engine can have.
     """
@@ -106,6 +117,8 @@ def simulate(
         kv, max_num_seqs=engine.max_num_seqs, max_model_len=engine.max_model_len, targets=targets, window=window
     )
     run = _Run(jobs, scheduler, kv, step_time, engine, targets, policy.step_time, watch)
+    if admission:
+        run.admission = Admission(targets, engine.max_num_seqs)
     with clock_replaced(run.clock.read), _collector_off():
         run.to_the_end()
     return run.outcome()
@@ -136,6 +149,7 @@ class _Run:
         watch: Watch | None,
     ) -> None:
         self.clock = _VirtualClock()
+        self.admission: Admission | None = None
         self._jobs = jobs
         self._scheduler = scheduler
         self._kv = kv
@@ -146,7 +160,7 @@ class _Run:
         self._learner = learner
         self._watch = watch
         self._arrived = 0
-        self._flying: deque[tuple[PlannedStep, int]] = deque()  # with the time at which each ends
+        self._flying: deque[_Flying] = deque()
         self._device_free_ns = 0
         self._live: dict[int, _Live] = {}
         self._samples = [RowSample(slot, OUTPUT_TOKEN) for slot in range(engine.max_num_seqs)]
@@ -206,11 +220,16 @@ class _Run:
             # It was sent when it arrived; the engine looks between two steps.
             stamps=[(Mark.TOKENIZED, job.at_ns)],
         )
-        try:
-            self._scheduler.add(Request(wire))
-        except InvalidRequest as refusal:
-            self._refused[refusal.code or "invalid"] += 1
+        request = Request(wire)
+        never = self._scheduler.can_ever_fit(request)
+        if never is not None:
+            self._refused[never.code or "invalid"] += 1
             return
+        refusal = self.admission.decide(request) if self.admission is not None else None
+        if refusal is not None:
+            self._refused[f"overloaded: {refusal.reason} of {job.service.name.lower()}"] += 1
+            return
+        self._scheduler.add(request)
         self._live[number] = _Live(job, array("q"))
 
     def _launch(self) -> None:
@@ -227,25 +246,33 @@ class _Run:
             # As the engine's loop does, if a step earlier: what a step took is known here when it is launched.
             if self._learner is not None and (load.prefill_tokens or not self._steps % LEARN_EVERY):
                 self._learner.learn(load, ms)
-            self._flying.append((planned, self._device_free_ns))
+            work = None
+            if self.admission is not None:
+                work = self.admission.backlog.planned(planned, self._scheduler.counters.preemptions)
+            self._flying.append(_Flying(planned, began, self._device_free_ns, work))
             if self._watch is not None:
                 self._watch(planned, began, self._device_free_ns)
 
     def _harvest(self) -> None:
-        planned, ended_ns = self._flying.popleft()
+        planned, began_ns, ended_ns, work = self._flying.popleft()
         self.clock.now = max(self.clock.now, ended_ns)
         self._steps += 1
         plan, samples = planned.plan, self._samples
         result = StepResult(plan.step_id, [samples[work.slot] for work in plan.work if work.sample])
         now, live = self.clock.now, self._live
+        before = len(live)
         for update in self._scheduler.complete(planned, result):
             live[update.request.request_id].token_times.append(now)
             if update.finished:
                 self._finish(update)
+        if self.admission is not None and work is not None:
+            self.admission.backlog.ran(work, (ended_ns - began_ns) / NS_PER_S, before - len(live))
 
     def _finish(self, update: Update) -> None:
         request = update.request
         ended = self._live.pop(request.request_id)
+        if self.admission is not None:
+            self.admission.backlog.ended(request)
         name = ended.job.counted_in
         figures = self._classes.get(name)
         if figures is None:
