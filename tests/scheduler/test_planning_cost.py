@@ -31,11 +31,20 @@ def _no_collector() -> Iterator[None]:
 class Engine:
     """``running`` requests that decode, and ``waiting`` ones of all classes, from 50 tenants, with deadlines."""
 
-    def __init__(self, running: int, waiting: int, *, blocks: int = 100_000, running_class: int | None = None) -> None:
+    def __init__(
+        self,
+        running: int,
+        waiting: int,
+        *,
+        blocks: int = 100_000,
+        running_class: int | None = None,
+        max_tokens: int = 3000,
+    ) -> None:
         kv = KVCache(KVFormat(dtype="float32", layers=1, kv_heads=1, head_dim=8), blocks, model="none")
         config = SchedulerConfig(max_num_seqs=running, max_model_len=4000)
         self.scheduler = Scheduler(config, kv, TokenCap(1 << 20, 512))
         self.count = 0
+        self.max_tokens = max_tokens
         for number in range(running):
             self.add(service=number % 3 if running_class is None else running_class, tenant=f"t{number % 50}")
         while self.scheduler.num_running < running:
@@ -49,7 +58,7 @@ class Engine:
     def add(self, prompt: int = 40, **fields: Any) -> Request:
         self.count += 1
         tokens = array("I", [self.count] + [7] * (prompt - 1)).tobytes()
-        wire = EngineRequest(id=self.count, prompt=tokens, params=PARAMS, seed=0, max_tokens=3000, **fields)
+        wire = EngineRequest(id=self.count, prompt=tokens, params=PARAMS, seed=0, max_tokens=self.max_tokens, **fields)
         request = Request(wire)
         self.scheduler.add(request)
         return request
@@ -94,7 +103,7 @@ def test_taking_a_slot_from_a_worse_class_costs_less_than_another_step() -> None
 
 def test_a_better_request_for_which_nobody_can_make_way_costs_little() -> None:
     """The worse ones have not enough blocks together, so nobody goes; the next steps do not count them again."""
-    engine = Engine(64, 0, blocks=64 * 3 + 64 * 4, running_class=2)
+    engine = Engine(64, 0, blocks=64 * 3 + 64 * 4, running_class=2, max_tokens=50)
     plain = engine.least_us(10)
     engine.add(prompt=3500, service=0)
     big = engine.add(prompt=3900, service=1)

@@ -379,6 +379,7 @@ class StubLoop:
             kv_used=sum(stream.blocks for stream in self._running.values()),
             heartbeat_ns=now,
             last_step_ns=self._last_step_ns,
+            classes=[],
             **self._totals,
         )
         deltas, self._deltas = self._deltas, []

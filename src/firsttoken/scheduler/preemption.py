@@ -14,6 +14,7 @@ from firsttoken.core.request import Request, Status
 from firsttoken.core.timeline import Mark
 from firsttoken.kvcache import KVCache, Probe
 from firsttoken.scheduler.queue import Ticket, WaitingQueue
+from firsttoken.scheduler.reservation import KVReservation
 from firsttoken.scheduler.running import RunningSet
 from firsttoken.scheduler.step import Counters
 
@@ -25,10 +26,13 @@ _MOST_DOUBLINGS = 16
 class Preemption:
     """Takes requests off their rows and puts them back into the queue."""
 
-    def __init__(self, kv: KVCache, queue: WaitingQueue, running: RunningSet, counters: Counters) -> None:
+    def __init__(
+        self, kv: KVCache, queue: WaitingQueue, running: RunningSet, reservation: KVReservation, counters: Counters
+    ) -> None:
         self._kv = kv
         self._queue = queue
         self._running = running
+        self._reservation = reservation
         self._counters = counters
 
     def preempt(self, ticket: Ticket, now_ns: int) -> None:
@@ -37,6 +41,7 @@ class Preemption:
         self._kv.commit(request)
         self._kv.release(request)
         self._running.leave(ticket)
+        self._reservation.left(request)
         request.num_computed = 0
         request.preemptions += 1
         request.status = Status.WAITING

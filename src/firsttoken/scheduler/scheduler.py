@@ -30,6 +30,7 @@ from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.limits import refusal
 from firsttoken.scheduler.preemption import Preemption
 from firsttoken.scheduler.queue import Ticket, WaitingQueue
+from firsttoken.scheduler.reservation import KVReservation
 from firsttoken.scheduler.running import RunningSet
 from firsttoken.scheduler.shares import ClassFloors, FairShares, PrefillOrder, PrefillShares
 from firsttoken.scheduler.starting import Starting, Turn, leaders_of
@@ -72,8 +73,11 @@ class Scheduler:
         self._tickets: dict[int, Ticket] = {}
         self._running = RunningSet(config.max_num_seqs)
         self._queue = WaitingQueue(targets, max(1, config.max_num_seqs // AGED_PART))
-        self._preemption = Preemption(kv, self._queue, self._running, self.counters)
-        self._starting = Starting(config, targets, kv, self._queue, self._running, self._preemption, self.counters)
+        self._reservation = KVReservation(kv, config.max_num_seqs)
+        self._preemption = Preemption(kv, self._queue, self._running, self._reservation, self.counters)
+        self._starting = Starting(
+            config, targets, kv, self._queue, self._running, self._preemption, self._reservation, self.counters
+        )
         self._expired: list[Request] = []
         self._filled: list[Request] = []  # with blocks that the last plan fills
         self._in_flight: deque[int] = deque()
@@ -165,6 +169,7 @@ class Scheduler:
         self._in_flight.append(self._next_step)
         self._next_step += 1
         self._filled = step.prefilled
+        self._reservation.planned()
         return planned
 
     def _register_filled(self) -> None:
@@ -217,7 +222,6 @@ class Scheduler:
         if shares is not None:
             for request, count in shares.settle():
                 step.prefill(request, count)
-            step.full = not shares.left
             step.full = not shares.left
         return step
 
@@ -325,6 +329,10 @@ class Scheduler:
         self.kv.release(request, forget=failed)
         if request.status is Status.RUNNING:
             self._running.leave(ticket)
+        if failed:
+            self._reservation.left(request)
+        else:
+            self._reservation.ended(request)
         self._queue.end(ticket)
         del self._tickets[request.request_id]
         request.finish(reason, stop_reason)

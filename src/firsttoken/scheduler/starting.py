@@ -30,6 +30,7 @@ from firsttoken.kvcache import KVCache, Probe
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.preemption import Preemption
 from firsttoken.scheduler.queue import Ticket, WaitingQueue
+from firsttoken.scheduler.reservation import KVReservation
 from firsttoken.scheduler.running import RunningSet
 from firsttoken.scheduler.shares import PrefillShares
 from firsttoken.scheduler.step import Counters, StepBuilder
@@ -72,6 +73,7 @@ class Starting:
         queue: WaitingQueue,
         running: RunningSet,
         preemption: Preemption,
+        reservation: KVReservation,
         counters: Counters,
     ) -> None:
         self._config = config
@@ -79,6 +81,7 @@ class Starting:
         self._queue = queue
         self._running = running
         self._preemption = preemption
+        self._reservation = reservation
         self._counters = counters
         self._patience = [round((targets.of(each).max_queue or 0) * NS_PER_MS) for each in ServiceClass]
         self._reserved_slots = max(1, config.max_num_seqs // RESERVED_SLOTS)
@@ -144,18 +147,21 @@ class Starting:
         if not turn.shares.may_enter(ticket):
             return False
         free = 0 if turn.claimed else self._free(turn)
-        if ticket.cost > free and turn.step_id < ticket.recheck and not self._may_evict(ticket, turn, blocks=True):
+        # Beside nobody it is asked anew: without a step, no later one would come.
+        known = turn.step_id < ticket.recheck and len(self._running) > 0
+        if known and ticket.cost > free and not self._may_evict(ticket, turn, blocks=True):
             return False
         probe = self._kv.probe(request)
+        need = probe.cost if ticket.aged else probe.cost + self._reservation.growth(request, free)
         # The very block it needs next is computed by this step: in the next one it need not be computed again.
         patient = not ticket.aged and ticket.passes < self._config.max_passes
         if patient and follows(request, probe, turn.leaders):
             return False
         lacks_slot = turn.claimed or not self._running.free_slots
-        if probe.cost > free or lacks_slot:
-            if not self._make_way(ticket, turn, probe, probe.cost - free, int(lacks_slot)):
-                if probe.cost > free:
-                    ticket.cost, ticket.recheck = probe.cost, turn.step_id + RECHECK_STEPS
+        if need > free or lacks_slot:
+            if not self._make_way(ticket, turn, probe, need - free, int(lacks_slot)):
+                if need > free:
+                    ticket.cost, ticket.recheck = need, turn.step_id + RECHECK_STEPS
                 return False
             probe = self._kv.probe(request)  # what the victims gave back may be found now
         self._start(ticket, turn, probe)
@@ -199,6 +205,7 @@ class Starting:
         assert admission is not None, "a request that fits was not admitted"
         self._queue.start(ticket)
         self._running.start(ticket)
+        self._reservation.started(request)
         request.num_computed = admission.cached_tokens
         request.timeline.stamp(Mark.SCHEDULED)
         if not request.first_scheduled:
