@@ -30,7 +30,7 @@ NEVER = Targets(p1=ClassTargets(starts_within=1e12), p2=ClassTargets(starts_with
 def machine_of(world: Any, clock: Any) -> type[RuleBasedStateMachine]:
     class SchedulerMachine(RuleBasedStateMachine):
         @initialize(
-            blocks=st.integers(5, 12),
+            blocks=st.integers(5, 30),
             slots=st.integers(1, 4),
             alone=st.integers(1, 12),
             mixed=st.integers(1, 6),
@@ -120,15 +120,16 @@ def machine_of(world: Any, clock: Any) -> type[RuleBasedStateMachine]:
                     self.check_nobody_better_was_refused(self.world.requests[start.request_id], waited)
 
         def check_nobody_better_was_refused(self, started: Request, waited: set[int]) -> None:
-            """In the place of one that started no request of a better class would have fitted that waits still."""
+            """In the place of one that started no request of a better class would have fitted that waits still: to its
+            end, beside all that run, however long they get."""
             kv, scheduler = self.world.kv, self.world.scheduler
-            running = scheduler.num_running - 1
-            reserve = min(running, int(scheduler.config.watermark * kv.num_blocks))
-            room = kv.available + kv.exclusive_blocks(started)
+            reserve = int(scheduler.config.watermark * kv.num_blocks)
+            running = [r for r in self.world.requests.values() if r.status is Status.RUNNING and r is not started]
             for number in waited:
                 other = self.world.requests[number]
                 if other.status is Status.WAITING and other.service < started.service:
-                    assert kv.blocks_for(other.num_tokens) + reserve > room, f"{other} was refused for {started}"
+                    blocks = sum(kv.blocks_for(each.num_prompt + each.max_tokens) for each in [*running, other])
+                    assert blocks + reserve > kv.num_blocks, f"{other} was refused for {started}"
 
         @rule(ms=st.sampled_from([1, 10, 50, 200]))
         def wait(self, ms: int) -> None:

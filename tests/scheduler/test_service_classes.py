@@ -114,15 +114,27 @@ def test_equal_classes_never_preempt_each_other_to_start(world: Any, clock: Any)
 
 def test_a_better_class_may_start_where_worse_ones_just_went_for_want_of_blocks(world: Any, clock: Any) -> None:
     w = world(blocks=10, slots=4, alone=64, mixed=32, options={"watermark": 0.0})
-    low = [w.add(unlike(i, 16), 9) for i in range(2)]
+    low = w.add(unlike(0, 12), 24)
     w.step()
-    w.add(unlike(8, 4), 9, service=1)
-    w.step()
-    while not w.scheduler.counters.preemptions:
+    w.add(unlike(8, 4), 30, service=1)
+    for _ in range(30):
         urgent = w.add(unlike(9 + w.steps, 3), 1, service=0)
+        clock.ms += 10
         planned = w.step()
         assert urgent.request_id in started(planned)
-    assert low[0].preemptions == 0
+        if low.preemptions:
+            break
+    assert low.preemptions == 1
+    w.drain()
+
+
+def test_a_prompt_that_is_being_computed_makes_way_with_its_tokens(world: Any, clock: Any) -> None:
+    w = world(blocks=64, slots=1, alone=32, mixed=32)
+    low = w.add(unlike(0, 100), 4)
+    w.step()
+    urgent = w.add(unlike(1, 100), 4, service=0)
+    assert tokens_of(w.step()) == {urgent.request_id: 32}
+    assert low.preemptions == 1
     w.drain()
 
 
@@ -265,6 +277,26 @@ def test_what_comes_free_is_kept_for_an_aged_request_that_does_not_fit(world: An
     w.drain()
 
 
+def test_a_better_one_passes_an_aged_one_only_by_what_worse_ones_give(world: Any, clock: Any) -> None:
+    targets = Targets(p2=ClassTargets(starts_within=100))
+    w = world(blocks=40, slots=8, alone=200, mixed=200, targets=targets, options={"watermark": 0.0})
+    holder = w.add(unlike(0, 78), 3, service=0)  # 20 blocks
+    worse = w.add(unlike(1, 9), 8)  # 3 blocks, and 4 in the end
+    w.step()
+    aged = w.add(unlike(2, 80), 2)  # 21 blocks of 17
+    clock.ms += 60
+    w.step()
+    better = w.add(unlike(3, 18), 2, service=0)  # 5 blocks
+    clock.ms += 20
+    assert started(w.step()) == [], "5 are free, but kept"
+    assert worse.preemptions == 0, "and what it has is not enough"
+    while not holder.finish_reason:
+        w.step()
+    assert started(w.step())[0] == aged.request_id
+    w.drain()
+    assert better.finish_reason is not None
+
+
 # ------------------------------------------------------------------ hysteresis
 
 
@@ -299,6 +331,23 @@ def test_whose_place_was_taken_does_not_come_back_to_be_preempted_again(world: A
     assert number > 60
     # 4 s: 50 ms, doubled each time.
     assert 1 <= low.preemptions <= 7
+    w.drain()
+
+
+def test_a_victim_does_not_come_back_while_a_better_one_waits(world: Any, clock: Any) -> None:
+    w = world(blocks=40, slots=2, alone=200, mixed=200, options={"watermark": 0.0})
+    low = w.add(unlike(0, 9), 8)
+    w.add(unlike(1, 100), 12, service=0)  # 26 blocks
+    w.step()
+    w.add(unlike(2, 9), 2, service=0)
+    for _ in range(3):
+        w.step()
+    assert low.preemptions == 1
+    clock.ms += 10_000
+    big = w.add(unlike(3, 80), 2, service=0)  # 20 blocks, which are not free
+    while not big.first_scheduled:
+        assert low.status is Status.WAITING, "a slot and its blocks are free"
+        w.step()
     w.drain()
 
 
