@@ -223,6 +223,19 @@ def test_better_classes_start_first_then_lower_priority_then_preempted_ones_then
     assert by_start == [order[2], order[4], order[0], order[3], order[1]]
 
 
+def test_a_preempted_one_starts_again_before_those_that_it_had_passed(world: Any) -> None:
+    w = world(blocks=16, slots=3, alone=64, options={"max_passes": 1})
+    w.add(unlike(0, 36), 12)
+    w.step()
+    w.add(unlike(1, 40), 2)  # does not fit
+    small = w.add(unlike(2, 3), 2)
+    w.plan()
+    w.scheduler.preempt(small.request_id)
+    w.complete()
+    assert w.step().plan.starts[0].request_id == small.request_id
+    w.drain()
+
+
 def test_the_timeline_says_when_decode_begins_again(world: Any) -> None:
     w = world(blocks=16)
     request = w.add([1, 2, 3], 4)
