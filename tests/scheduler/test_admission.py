@@ -248,6 +248,15 @@ def test_rows_are_waited_for_too(engine):
     assert 0.5 < max(one.ttft.values()) < 0.5 * 1.5 * 1.25
 
 
+def test_that_nobody_ended_for_long_does_not_put_the_next_end_off_for_ever(engine):
+    one = engine(rows=2)
+    one.load(2, 0.05, 2, output=10)
+    for _ in range(3):
+        one.ask(2, output=60_000)
+    one.run_until(one.seconds + 55)
+    assert 10 < one.admission.headroom.wait(P2, one.now).seconds < 25  # two are to end, and one of two has in 10 s
+
+
 def test_cached_prompts_count_for_what_they_take(engine):
     """A prompt that is found in the cache is owed, and done, at once: the rate is of prompts as they come."""
     one = engine(p2(ttft_p99=1000))

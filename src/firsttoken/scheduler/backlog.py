@@ -40,7 +40,11 @@ class Rate:
     @property
     def value(self) -> float:
         """Amount for each of exposure; 0 while nothing is known."""
-        return self._amount / self._exposure if self._exposure > 0 else 0.0
+        return self.of_at_least(0.0)
+
+    def of_at_least(self, amount: float) -> float:
+        """The same as if at least so much had come in the time that is remembered."""
+        return max(self._amount, amount) / self._exposure if self._exposure > 0 else 0.0
 
 
 class StepWork(NamedTuple):
@@ -146,8 +150,9 @@ class Backlog:
 
     @property
     def ends_per_s(self) -> float:
-        """Running requests that end, with as many running as now; 0 while that is not known."""
-        return self._ends.value * sum(self.running) if self._ends.samples >= MIN_ENDS else 0.0
+        """Running requests that end, with as many running as now; 0 while that is not known. One at least is taken to
+        end in the time remembered: that none did for long makes none later."""
+        return self._ends.of_at_least(1.0) * sum(self.running) if self._ends.samples >= MIN_ENDS else 0.0
 
     def offered_per_s(self, service: int, now_ns: int) -> tuple[float, float]:
         """(requests, their prompt tokens) of a class that come each second."""
