@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from firsttoken.core.step_sizes import GRAPH_SIZES, next_size
+
 DECODE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 PREFILL_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 PREFILL_STARTS = (0, 512, 2048, 4096, 8192)
 MIXED_ROWS = (1, 4, 8, 16, 32, 64)
 MIXED_CONTEXTS = (512, 2048, 8192)
-MIXED_TOKENS = (64, 256, 512, 1024, 2048)
+# Token rows of a mixed step, those of its decode rows as GPUs pad them included: the sizes that an engine runs.
+MIXED_TOTALS = (128, 256, 512, 640, 768, 1024, 2048)
 # A mixed step's prompt chunk is in the middle of a prompt as often as at its beginning.
 MIXED_STARTS = (0, 1024)
 
@@ -86,5 +89,5 @@ def _all() -> Iterator[Cell]:
         yield Cell(decode_rows=rows, context=context)
     for tokens, start in product(PREFILL_TOKENS, PREFILL_STARTS):
         yield Cell(prefill_tokens=tokens, prefill_start=start)
-    for rows, context, tokens, start in product(MIXED_ROWS, MIXED_CONTEXTS, MIXED_TOKENS, MIXED_STARTS):
-        yield Cell(rows, context, tokens, start)
+    for rows, context, total, start in product(MIXED_ROWS, MIXED_CONTEXTS, MIXED_TOTALS, MIXED_STARTS):
+        yield Cell(rows, context, total - next_size(GRAPH_SIZES.mixed_rows, rows), start)

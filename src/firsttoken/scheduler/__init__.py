@@ -3,17 +3,15 @@
 from firsttoken.scheduler.budget import Budget, StepTotal, TimeBudget, TokenCap
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.scheduler import Scheduler
-from firsttoken.scheduler.shares import FairShares, FirstCome, PrefillOrder
+from firsttoken.scheduler.shares import PromptOrder
 from firsttoken.scheduler.step import Counters, PlannedStep, Update
 from firsttoken.scheduler.step_time import StepLoad, StepTime
 
 __all__ = [
     "Budget",
     "Counters",
-    "FairShares",
-    "FirstCome",
     "PlannedStep",
-    "PrefillOrder",
+    "PromptOrder",
     "Scheduler",
     "SchedulerConfig",
     "StepLoad",

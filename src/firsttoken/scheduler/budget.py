@@ -108,7 +108,8 @@ class TimeBudget(msgspec.Struct):
     """As many prompt tokens beside decode rows as keep the step, by ``time``, within what those who decode are promised
     for their next token. Without a promise a step may take ``stretch`` times as long as its decode rows would alone:
     pairs of (waiting requests, stretch), rising, since the more wait, the more a queue that drains sooner is worth.
-    Of the ``sizes`` that the device pads to, the largest that fits is filled.
+    Of the ``sizes`` that the device pads to and that fit, the one is filled that computes most tokens in a
+    millisecond: mostly the largest.
 
     A size with room for ``least`` tokens is always filled, though the gap be longer then: a prompt goes on whatever
     decodes, and a step whose decode rows alone take all the time is hardly longer for so few. Without decode rows a
@@ -142,15 +143,27 @@ class TimeBudget(msgspec.Struct):
             gap_ms = _level(self.stretch, waiting) * self.time.ms(load._replace(prefill_reach=0))
         padded = next_size(self.sizes.mixed_rows, load.decode_rows)
         most = _level(self.alone, waiting)
-        totals: Sequence[int] = self.sizes.mixed_totals or range(padded + 1, padded + most + 1)
-        # The size that has room for `least` is taken unasked, so the search begins behind it.
-        behind = min(bisect_left(totals, padded + self.least) + 1, len(totals))
-        behind = bisect_right(totals, gap_ms, lo=behind, key=lambda total: self._ms(load, total - padded))
         self.answered += 1
-        if self.answered % EXPLORE_EVERY == 0:
-            further = 1 if self.sizes.mixed_totals else max(1, behind // EXPLORE_PART)
-            behind = min(behind + further, len(totals))
-        return min(max(totals[behind - 1] - padded, self.least), most)
+        explore = self.answered % EXPLORE_EVERY == 0
+        if self.sizes.mixed_totals:
+            return min(max(self._sized(load, padded, gap_ms, explore), self.least), most)
+        # Any number of tokens: `least` is taken unasked, so the search begins behind it.
+        tokens = bisect_right(range(most), gap_ms, lo=min(self.least, most), key=lambda more: self._ms(load, more + 1))
+        return min(tokens + (tokens // EXPLORE_PART + 1) * explore, most)
+
+    def _sized(self, load: StepLoad, padded: int, gap_ms: float, explore: bool) -> int:
+        """The tokens of a size: of those that fit, of the one that computes most in a millisecond."""
+        totals = self.sizes.mixed_totals
+        best = first = min(bisect_left(totals, padded + self.least), len(totals) - 1)
+        rate = 0.0
+        for place in range(first, len(totals)):
+            tokens = totals[place] - padded
+            ms = self._ms(load, tokens)
+            if place > first and ms > gap_ms:
+                break
+            if tokens / ms > rate:
+                best, rate = place, tokens / ms
+        return totals[min(best + explore, len(totals) - 1)] - padded
 
     def _ms(self, load: StepLoad, tokens: int) -> float:
         return self.time.ms(load.with_chunk(load.prefill_reach, tokens))

@@ -45,6 +45,7 @@ class Ticket:
         "evictions",
         "key",
         "passes",
+        "place",
         "recheck",
         "request",
         "retry",
@@ -64,6 +65,7 @@ class Ticket:
         self.since_ns = now_ns
         self.ages_ns = 0
         self.tag = 0.0
+        self.place = 0.0
         self.charge = 0.0
         self.due = self.aged = self.waits = False
         self.passes = self.cost = self.recheck = self.retry = 0
@@ -72,9 +74,9 @@ class Ticket:
         self.key: Key = (self.service, request.priority, True, 0.0, arrival)
 
     @property
-    def prefill_rank(self) -> tuple[int, bool, int, int]:
-        """Lower is better: the order in which running prefills are given tokens."""
-        return self.service, not self.aged, self.request.priority, self.arrival
+    def rank(self) -> tuple[int, bool, int, float, int]:
+        """Lower is better: the order in which prompts are given tokens."""
+        return self.service, not self.aged, self.request.priority, self.place, self.arrival
 
 
 def _key(ticket: Ticket) -> Key:
@@ -85,7 +87,7 @@ class WaitingQueue:
     """A sorted list: a step looks at the first few tickets, whatever the length.
 
     The order is: aged requests, then by class, then ``priority`` (lower first), then preempted requests, then fair
-    shares of the tenants (`TenantTags`), then arrival.
+    shares of the tenants (`TenantTags`) with ``patience`` (see `PromptOrder`), then arrival.
 
     Ageing is between classes only. For each due request of a class the one that stands first in the class is aged:
     where it is not the due one itself, that comes later by the class's own order, of which better classes know nothing.
@@ -93,7 +95,8 @@ class WaitingQueue:
     class too short for what it sends, better ones would still have the rest of the slots.
     """
 
-    def __init__(self, targets: Targets, most_aged: int) -> None:
+    def __init__(self, targets: Targets, most_aged: int, patience: float) -> None:
+        self._patience = patience
         self.num_aged = 0
         self._most_aged = most_aged
         self._starts_within = [round(targets.of(service).starts_within * NS_PER_MS) for service in ServiceClass]
@@ -131,6 +134,7 @@ class WaitingQueue:
         request = ticket.request
         if not request.first_scheduled:
             ticket.tag, ticket.charge = self._tenants[ticket.service].charge(request)
+            ticket.place = ticket.tag + self._patience * request.num_prompt / request.share
             if request.deadline_ns:
                 self._set(self._deadlines, request.deadline_ns, ticket)
         ticket.waits = True
@@ -138,7 +142,7 @@ class WaitingQueue:
         if ticket.aged:
             self._aged_waiting[ticket.service] += 1
         else:
-            ticket.key = (ticket.service, request.priority, not request.preemptions, ticket.tag, ticket.arrival)
+            ticket.key = (ticket.service, request.priority, not request.preemptions, ticket.place, ticket.arrival)
             ticket.ages_ns = ticket.since_ns + self._starts_within[ticket.service] // 2
             if ticket.service > ServiceClass.P0:
                 self._set(self._ageing, ticket.ages_ns, ticket)

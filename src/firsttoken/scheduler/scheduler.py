@@ -32,7 +32,7 @@ from firsttoken.scheduler.preemption import Preemption
 from firsttoken.scheduler.queue import Ticket, WaitingQueue
 from firsttoken.scheduler.reservation import KVReservation
 from firsttoken.scheduler.running import RunningSet
-from firsttoken.scheduler.shares import ClassFloors, FairShares, PrefillOrder, PrefillShares
+from firsttoken.scheduler.shares import ClassFloors, PrefillShares, PromptOrder
 from firsttoken.scheduler.starting import Starting, Turn, leaders_of
 from firsttoken.scheduler.step import Counters, PlannedStep, StepBuilder, Update
 from firsttoken.scheduler.step_time import StepLoad
@@ -42,14 +42,14 @@ from firsttoken.scheduler.window import BatchWindow, Hold
 AGED_PART = 8
 # Steps aim at this share of the promised gap: predictions are off by some percent, and 99 % of the gaps are promised.
 GAP_SHARE = 0.9
-_FAIR = FairShares()
+_ORDER = PromptOrder()
 _TARGETS = Targets()
 
 
 class Scheduler:
     """Owns every live request, its slot and (through ``kv``) its blocks. Not thread-safe.
 
-    ``order`` divides prefill tokens inside a class; ``targets`` say what the classes were promised; ``window`` holds
+    ``order`` is that of prompts inside a class; ``targets`` say what the classes were promised; ``window`` holds
     waiting requests back, None for never.
     """
 
@@ -58,7 +58,7 @@ class Scheduler:
         config: SchedulerConfig,
         kv: KVCache,
         budget: Budget,
-        order: PrefillOrder = _FAIR,
+        order: PromptOrder = _ORDER,
         targets: Targets = _TARGETS,
         window: BatchWindow | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class Scheduler:
         self._gaps = [GAP_SHARE * gap if gap is not None else None for gap in promised]
         self._tickets: dict[int, Ticket] = {}
         self._running = RunningSet(config.max_num_seqs)
-        self._queue = WaitingQueue(targets, max(1, config.max_num_seqs // AGED_PART))
+        self._queue = WaitingQueue(targets, max(1, config.max_num_seqs // AGED_PART), order.patience)
         self._reservation = KVReservation(kv, config.max_num_seqs)
         self._preemption = Preemption(kv, self._queue, self._running, self._reservation, self.counters)
         self._starting = Starting(
@@ -233,12 +233,11 @@ class Scheduler:
         return hold.keeps(now, len(self._queue), _known_load(decodes, prefills))
 
     def _share_out(self, decodes: list[Request], prefills: list[Ticket], below: int) -> PrefillShares:
-        prefills.sort(key=lambda ticket: ticket.prefill_rank)
+        prefills.sort(key=lambda ticket: ticket.rank)
         promised = [self._gaps[service] for service in {request.service for request in decodes}]
         gap_ms = min((gap for gap in promised if gap is not None), default=None)
         tokens = self.budget.prefill_tokens(_known_load(decodes, prefills), len(self._queue), gap_ms)
         return PrefillShares(
-            self.order,
             self._floors,
             prefills,
             max(tokens, 0 if decodes else 1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Protocol
 
 import msgspec
 
@@ -15,49 +14,19 @@ from firsttoken.scheduler.queue import Ticket
 FLOOR_PARTS = 10
 
 
-class PrefillOrder(Protocol):
-    """How the prompts of one class share the tokens that are there for it. The best one comes first."""
+class PromptOrder(msgspec.Struct, frozen=True):
+    """How the prompts of one class line up, running ones and those that wait alike.
 
-    @property
-    def decodes_wait(self) -> bool:
-        """True when decode rows stand still as long as any prompt can be computed."""
-        ...
+    Each stands behind the work that is sent within ``patience`` times its own length after it, in tokens: short prompts
+    pass long ones, but only those that came before. So nothing waits for ever, and the longest waits stay what they are
+    first come first served (a ``patience`` of 0), while the median one is half as long. It is the order of deadlines
+    proportional to size, by which the largest stretch is kept low (Bender, Chakrabarti, Muthukrishnan 1998).
 
-    def sure(self, tokens: int, *, contended: bool) -> int:
-        """How many of ``tokens`` the first running prompt takes before all others; ``contended``: there are others,
-        running or waiting. What these leave is its own too."""
-        ...
+    With ``decodes_wait`` decode rows stand still as long as any prompt can be computed.
+    """
 
-    def others(self, tickets: list[Ticket]) -> list[Ticket]:
-        """The other running prompts, which come in order of rank, in the order in which they take what is left."""
-        ...
-
-
-class FairShares(msgspec.Struct, frozen=True):
-    """A long prompt neither blocks short ones nor stands still: the first is sure of half, and the other half goes to
-    the shortest remainders, running ones first, then newly admitted requests. So the oldest prompt takes at most twice
-    as long as alone, and a short prompt does not wait for it to end."""
-
+    patience: float = 5.0
     decodes_wait: bool = False
-
-    def sure(self, tokens: int, *, contended: bool) -> int:
-        return tokens - tokens // 2 if contended else tokens
-
-    def others(self, tickets: list[Ticket]) -> list[Ticket]:
-        return sorted(tickets, key=lambda ticket: ticket.request.num_wanted)
-
-
-class FirstCome(msgspec.Struct, frozen=True):
-    """The oldest prompt takes all, the next what it leaves, and so on. With ``max_passes`` of 0 in `SchedulerConfig`
-    nobody is admitted before those who came earlier, either."""
-
-    decodes_wait: bool = False
-
-    def sure(self, tokens: int, *, contended: bool) -> int:
-        return tokens
-
-    def others(self, tickets: list[Ticket]) -> list[Ticket]:
-        return tickets
 
 
 class ClassFloors(msgspec.Struct, frozen=True):
@@ -84,12 +53,12 @@ class ClassFloors(msgspec.Struct, frozen=True):
 
 
 class PrefillShares:
-    """Divides a step's prefill tokens: floors first (`ClassFloors`), then the best class by its `PrefillOrder` until it
-    wants no more, then the next one. Requests that wait are let in between, in the order of the queue."""
+    """Divides a step's prefill tokens: floors first (`ClassFloors`), then the best class in order of rank until it
+    wants no more, then the next one. Requests that wait are let in between, in the order of the queue: each takes what
+    those that rank before it leave."""
 
     def __init__(
         self,
-        order: PrefillOrder,
         floors: ClassFloors,
         prefills: list[Ticket],
         tokens: int,
@@ -100,8 +69,6 @@ class PrefillShares:
         """``prefills`` are the running ones in order of rank. ``waiting``: how many of each class may be let in.
         ``aged``: one of them is aged, for which one more floor is kept."""
         self.left = tokens
-        self._order = order
-        self._waiting = waiting
         self._grants: dict[Ticket, int] = dict.fromkeys(prefills, 0)
         self._wanted = {ticket: ticket.request.num_wanted for ticket in prefills}
         self._groups = {service: list(group) for service, group in groupby(prefills, lambda ticket: ticket.service)}
@@ -120,18 +87,14 @@ class PrefillShares:
         return self.left > 0
 
     def may_enter(self, ticket: Ticket) -> bool:
-        """False for a request that would only delay the first running prompt of its class: one that could not end
-        before it, while it wants all that is left. An aged one may enter by its own floor."""
+        """False when those that rank before it take all that is left. An aged one may enter by its own floor."""
         if ticket.aged:
             return self._pot > 0
-        group = self._groups.get(ticket.service)
-        if not group or ticket.request.num_tokens < self._wanted[group[0]]:
-            return True
-        missing = self._wanted[group[0]] - self._grants[group[0]]
-        if missing >= self.left:
-            return False
-        self._give(group[0], missing)
-        return True
+        group = self._groups.get(ticket.service, [])
+        while self.left and group and group[0].rank < ticket.rank:
+            first = group.pop(0)
+            self._give(first, self.left)
+        return self.left > 0
 
     def enter(self, ticket: Ticket) -> None:
         """A newly admitted request takes what it wants of the tokens left."""
@@ -164,20 +127,13 @@ class PrefillShares:
     # ------------------------------------------------------------------ inside
 
     def _reach(self, service: int) -> None:
-        """Let running prompts of all classes up to this one take their tokens, and better ones the rest."""
+        """Let better classes take what they want."""
         while self._reached < service:
             self._top_up(self._reached)
             self._reached += 1
-            group = self._groups.get(self._reached)
-            if group:
-                waiting = self._reached < len(self._waiting) and self._waiting[self._reached] > 0
-                contended = waiting or len(group) > 1
-                self._give(group[0], self._order.sure(self.left, contended=contended))
-                for ticket in self._order.others(group[1:]):
-                    self._give(ticket, self.left)
 
     def _top_up(self, service: int) -> None:
-        """The rest, once no more of the class can be let in: in order of rank, newly admitted ones last."""
+        """The rest, once no more of the class can be let in. Newly admitted ones have what they could get."""
         if self.left:
             for ticket in self._grants:
                 if ticket.service == service:

@@ -1,6 +1,6 @@
 """The scheduling policies that can be compared: the engine's own, and what other engines do.
 
-A policy is a `Budget`, a `PrefillOrder` and whether requests may overtake: all that a scheduler is told anyway.
+A policy is a `Budget`, a `PromptOrder` and whether requests may overtake: all that a scheduler is told anyway.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from firsttoken.core.step_sizes import GRAPH_SIZES
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import (
     Budget,
-    FairShares,
-    FirstCome,
-    PrefillOrder,
+    PromptOrder,
     Scheduler,
     SchedulerConfig,
     StepTotal,
@@ -42,7 +40,7 @@ class Policy:
 
     name: str
     budget: Budget
-    order: PrefillOrder = field(default_factory=FairShares)
+    order: PromptOrder = field(default_factory=PromptOrder)
     in_order: bool = False
     step_time: LearningStepTime | None = None
 
@@ -74,8 +72,8 @@ def find_policy(name: str, device_budget: Callable[[StepTime], Budget], prior: F
         # to the next size, which no engine would stand for.
         levels = ((0, FCFS_TOTALS[name]),)
         padded = GRAPH_SIZES.mixed_rows
-        return Policy(name, StepTotal(levels, levels, padded), FirstCome(), in_order=True)
+        return Policy(name, StepTotal(levels, levels, padded), PromptOrder(0), in_order=True)
     if name == PREFILL_FIRST:
         # The scheduler asks for prompt tokens beside decode rows only when no prompt can be computed.
-        return Policy(name, TokenCap(PREFILL_FIRST_TOKENS, 1), FirstCome(decodes_wait=True), in_order=True)
+        return Policy(name, TokenCap(PREFILL_FIRST_TOKENS, 1), PromptOrder(0, decodes_wait=True), in_order=True)
     raise ConfigError(f"{name!r:.80} is no policy: known are {', '.join(POLICY_NAMES)}")
