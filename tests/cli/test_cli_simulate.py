@@ -9,7 +9,7 @@ import pytest
 from firsttoken.cli import main as cli
 from firsttoken.cli import simulate as command
 from firsttoken.devices.cuda import POLICY
-from firsttoken.scheduler import FairShares, TimeBudget
+from firsttoken.scheduler import PromptOrder, TimeBudget
 from firsttoken.simulate import policies
 from firsttoken.simulate import run as simulate_run
 
@@ -77,7 +77,7 @@ def test_the_default_policy_is_the_cuda_devices(
     ours = POLICY.budget(budget.time)
     assert isinstance(ours, TimeBudget)
     assert (budget.stretch, budget.alone) == (ours.stretch, ours.alone)
-    assert (order, in_flight) == (FairShares(), POLICY.in_flight)
+    assert (order, in_flight) == (PromptOrder(), POLICY.in_flight)
 
 
 def test_a_faster_load_waits_longer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from firsttoken.core.request import EngineRequest, Request, Status
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Targets
 from firsttoken.kvcache import KVCache
-from firsttoken.scheduler import FairShares, PlannedStep, PrefillOrder, Scheduler, SchedulerConfig, TokenCap, Update
+from firsttoken.scheduler import PlannedStep, PromptOrder, Scheduler, SchedulerConfig, TokenCap, Update
 
 VOCABULARY = 5
 
@@ -134,7 +134,7 @@ class World:
     max_model_len: int = 1000
     cache_options: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    order: PrefillOrder = FairShares()  # noqa: RUF009 (frozen)
+    order: PromptOrder = PromptOrder()  # noqa: RUF009 (frozen)
     targets: Targets = Targets()  # noqa: RUF009
 
     def __post_init__(self) -> None:

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from firsttoken.core.request import EngineRequest, Request
 from firsttoken.core.sampling_params import SamplingParams
-from firsttoken.scheduler import FairShares, FirstCome, PrefillOrder
 from firsttoken.scheduler.queue import Ticket
 from firsttoken.scheduler.shares import ClassFloors, PrefillShares
 
-FAIR = FairShares()
 FLOORS = ClassFloors((4.0, 2.0, 1.0))
 
 
@@ -36,13 +34,18 @@ def divide(
     running: list[tuple[int, int]],
     tokens: int,
     entering: Sequence[tuple[int, int]] = (),
-    order: PrefillOrder = FAIR,
+    place: float = 0.0,
 ) -> tuple[list[int], list[int]]:
-    """The tokens of running prompts and of those that enter, each given as ``(wanted, class)``, best first."""
+    """The tokens of running prompts and of those that enter, each given as ``(wanted, class)``, best first. Of a class,
+    those that enter stand at ``place``, and running ones at 0, 1, 2 and so on."""
     prefills = [ticket(number, *each) for number, each in enumerate(running)]
     entrants = [ticket(100 + number, *each) for number, each in enumerate(entering)]
+    for number, each in enumerate(prefills):
+        each.place = float(number)
+    for each in entrants:
+        each.place = place or 1000.0
     waiting = [sum(each.service == service for each in entrants) for service in range(3)]
-    shares = PrefillShares(order, FLOORS, prefills, tokens, waiting=waiting)
+    shares = PrefillShares(FLOORS, prefills, tokens, waiting=waiting)
     for each in entrants:
         if shares.open_for(each.service) and shares.may_enter(each):
             shares.enter(each)
@@ -50,47 +53,41 @@ def divide(
     return [got.get(n, 0) for n in range(len(running))], [got.get(100 + n, 0) for n in range(len(entering))]
 
 
-def test_inside_a_class_the_first_has_half_and_the_shortest_the_rest() -> None:
-    assert divide([(100, 2), (50, 2), (10, 2)], 40) == ([20, 10, 10], [])
-    assert divide([(100, 2)], 40) == ([40], [])
-    assert divide([(100, 2)], 40, [(5, 2), (9, 2)]) == ([26], [5, 9])
-    assert divide([(100, 2)], 40, [(200, 2)]) == ([40], [0]), "it would only delay the first"
-    assert divide([(30, 2)], 40, [(200, 2)]) == ([30], [10]), "it takes what the first leaves"
+def test_inside_a_class_prompts_are_served_in_order_of_rank() -> None:
+    assert divide([(100, 2), (50, 2), (10, 2)], 140) == ([100, 40, 0], [])
+    assert divide([(30, 2)], 40, [(5, 2), (9, 2)]) == ([30], [5, 5])
+    assert divide([(100, 2)], 40, [(5, 2)]) == ([40], [0])
 
 
-def test_first_come_gives_all_in_order() -> None:
-    assert divide([(100, 2), (50, 2), (10, 2)], 140, order=FirstCome()) == ([100, 40, 0], [])
-    assert divide([(30, 2)], 40, [(5, 2), (9, 2)], order=FirstCome()) == ([30], [5, 5])
-    assert divide([(100, 2)], 40, [(5, 2)], order=FirstCome()) == ([40], [0])
+def test_one_that_waits_goes_before_running_ones_that_rank_behind_it() -> None:
+    assert divide([(100, 2), (50, 2)], 40, [(5, 2)], place=-1.0) == ([35, 0], [5])
+    assert divide([(30, 2), (50, 2)], 40, [(9, 2)], place=0.5) == ([30, 1], [9])
+    assert divide([(30, 2), (50, 2)], 30, [(9, 2)], place=0.5) == ([30, 0], [0])
+    assert divide([(30, 0), (50, 2)], 44, [(9, 2)], place=0.5) == ([30, 5], [9])
 
 
 def test_better_classes_first_beyond_the_floors() -> None:
     assert divide([(100, 0), (100, 2)], 40) == ([36, 4], [])
     assert divide([(100, 0), (100, 1), (100, 2)], 60) == ([54, 4, 2], [])
     assert divide([(100, 2)], 40, [(100, 0)]) == ([4], [36])
-    assert divide([(10, 0), (100, 2)], 40, [(7, 2)]) == ([10, 23], [7])
+    assert divide([(10, 0), (100, 2)], 40, [(7, 2)]) == ([10, 30], [0])
     assert divide([(100, 1), (100, 2)], 40, [(10, 0)]) == ([28, 2], [10]), "the rest goes to the next class"
-
-
-def test_a_better_prompt_that_would_delay_its_own_kind_still_goes_before_worse_ones() -> None:
-    """The first takes 60 of 100, though half was its own; what it leaves is for its class, not for others."""
-    assert divide([(60, 0)], 100, [(70, 0), (30, 2)]) == ([60], [40, 0])
 
 
 def test_an_aged_request_enters_by_a_floor_of_its_own() -> None:
     first, aged = ticket(1, 100, 0), ticket(2, 100, 2, aged=True)
-    shares = PrefillShares(FairShares(), FLOORS, [first], 40, waiting=[1, 0, 1], aged=True)
+    shares = PrefillShares(FLOORS, [first], 40, waiting=[1, 0, 1], aged=True)
     assert shares.may_enter(aged)
     shares.enter(aged)
     assert not shares.may_enter(ticket(3, 1, 2, aged=True)), "one a step"
     assert {request.request_id: count for request, count in shares.settle()} == {1: 36, 2: 4}
-    kept = PrefillShares(FairShares(), FLOORS, [first], 40, waiting=[1, 0, 1], aged=True)
+    kept = PrefillShares(FLOORS, [first], 40, waiting=[1, 0, 1], aged=True)
     assert {request.request_id: count for request, count in kept.settle()} == {1: 40}, "it does not fit: none is lost"
 
 
 def test_the_tokens_of_a_victim_go_to_others() -> None:
     victim, other = ticket(1, 100, 1), ticket(2, 100, 2)
-    shares = PrefillShares(FairShares(), FLOORS, [victim, other], 40, waiting=[1, 0, 0])
+    shares = PrefillShares(FLOORS, [victim, other], 40, waiting=[1, 0, 0])
     shares.leave(victim)
     assert [count for _, count in shares.settle()] == [40]
 
@@ -99,14 +96,14 @@ PROMPTS = st.lists(st.tuples(st.integers(2, 80), st.integers(0, 2)), max_size=6)
 
 
 @settings(max_examples=500, deadline=None)
-@given(PROMPTS, st.integers(1, 120), PROMPTS, st.sampled_from([FairShares(), FirstCome()]))
-@example([(2, 1), (2, 2)], 2, [(50, 0)], FairShares())
+@given(PROMPTS, st.integers(1, 120), PROMPTS, st.sampled_from([-1.0, 0.5, 1.5, 1000.0]))
+@example([(2, 1), (2, 2)], 2, [(50, 0)], 1000.0)
 def test_no_token_is_lost_or_given_twice_and_no_class_is_passed(
-    running: list[tuple[int, int]], tokens: int, entering: list[tuple[int, int]], order: PrefillOrder
+    running: list[tuple[int, int]], tokens: int, entering: list[tuple[int, int]], place: float
 ) -> None:
     running.sort(key=lambda each: each[1])
     entering.sort(key=lambda each: each[1])
-    got, got_entering = divide(running, tokens, entering, order)
+    got, got_entering = divide(running, tokens, entering, place)
     everybody = [*zip(running, got, strict=True), *zip(entering, got_entering, strict=True)]
     assert all(0 <= count <= wanted for (wanted, _), count in everybody)
     given_out = sum(count for _, count in everybody)

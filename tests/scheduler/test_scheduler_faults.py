@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from firsttoken.core.request import Request
+from firsttoken.scheduler import PromptOrder
 
 
 def unlike(number: int, length: int) -> list[int]:
@@ -31,7 +32,7 @@ def test_bb26_small_requests_pass_a_big_one_that_does_not_fit(world: Any) -> Non
 
 def test_bb26_the_big_one_is_not_starved(world: Any) -> None:
     """A stream of small requests keeps the pool too full for it: after ``max_passes`` steps they wait for it."""
-    w = world(blocks=16, slots=8, alone=64, mixed=16, options={"max_passes": 5})
+    w = world(blocks=16, slots=8, alone=64, mixed=16, options={"max_passes": 5}, order=PromptOrder(0))
     for i in range(4):
         w.add(unlike(i, 4), 9)
     w.step()
@@ -109,15 +110,17 @@ def test_bb29_a_long_prompt_holds_nobody_back(world: Any) -> None:
     w.drain()
 
 
-def test_bb29_short_prompts_slow_a_long_one_by_half_at_most(world: Any) -> None:
-    w = world(blocks=400, slots=4, alone=32, mixed=16, max_model_len=800)
+@pytest.mark.parametrize("patience", [0, 2, 5])
+def test_bb29_a_long_prompt_lets_no_more_short_ones_pass_than_its_patience_allows(world: Any, patience: int) -> None:
+    w = world(blocks=400, slots=4, alone=32, mixed=16, max_model_len=800, order=PromptOrder(patience))
     long = w.add(unlike(0, 320), 2)
     number = 1
     while long.request_id not in w.first_token_step:
         w.add(unlike(number, 15), 3)
         number += 1
         w.step()
-        assert w.steps <= 2 * (320 // 16) + 2
+        # One short prompt comes, 18 tokens with its output, and 16 tokens are computed in each step.
+        assert w.steps <= patience * 320 // 18 + 320 // 16 + 3
     w.drain()
 
 

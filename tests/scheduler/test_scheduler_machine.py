@@ -13,7 +13,7 @@ from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.request import Request, Status
 from firsttoken.core.service import ClassTargets, Targets
-from firsttoken.scheduler import FairShares, FirstCome
+from firsttoken.scheduler import PromptOrder
 
 # Few different tokens and shared beginnings, so that prefixes meet.
 PROMPTS = st.builds(
@@ -38,7 +38,7 @@ def machine_of(world: Any, clock: Any) -> type[RuleBasedStateMachine]:
             watermark=st.sampled_from([0.0, 0.2]),
             caching=st.booleans(),
             ageing=st.booleans(),
-            order=st.sampled_from([FairShares(), FairShares(), FirstCome(), FirstCome(decodes_wait=True)]),
+            order=st.sampled_from([PromptOrder(), PromptOrder(), PromptOrder(0), PromptOrder(0, decodes_wait=True)]),
         )
         def start(
             self,

@@ -39,8 +39,8 @@ def request(number: int, tenant: str, *, prompt: int = 10, output: int = 10, sha
 class Line:
     """The queue alone, served one request at a time."""
 
-    def __init__(self) -> None:
-        self.queue = WaitingQueue(Targets(), 1)
+    def __init__(self, patience: float = 0.0) -> None:
+        self.queue = WaitingQueue(Targets(), 1, patience)
         self.count = 0
 
     def push(self, tenant: str, **fields: Any) -> Ticket:
@@ -63,6 +63,15 @@ def test_one_tenant_is_served_in_order_of_arrival() -> None:
     line = Line()
     tickets = [line.push("a", prompt=1 + 37 * number % 50) for number in range(20)]
     assert [line.serve() for _ in range(20)] == tickets
+
+
+def test_a_prompt_lets_pass_what_comes_within_its_patience_and_is_shorter() -> None:
+    line = Line(patience=2.0)
+    long = line.push("a", prompt=100, output=10)  # stands at 200
+    short = [line.push("a", prompt=10, output=10) for _ in range(10)]  # at 130, 150, 170, ...
+    middle = line.push("a", prompt=60, output=10)  # at 430
+    assert [line.serve() for _ in range(5)] == [*short[:4], long]
+    assert [line.serve() for _ in range(7)] == [*short[4:], middle]
 
 
 def test_a_tenant_that_sends_much_does_not_delay_one_that_sends_little() -> None:

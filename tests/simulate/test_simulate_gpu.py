@@ -42,7 +42,7 @@ def test_the_packaged_h200_is_known_and_its_error_is_small() -> None:
     assert "h200 llama-3.1-8b" in known_tables()
     gpu = model_gpu(packaged_table("h200", "llama-3.1-8b"))
     assert gpu.table.device_name == "NVIDIA H200"
-    assert len(gpu.table.steps) == 314
+    assert len(gpu.table.steps) == 386
     assert sorted(gpu.error) == ["decode", "mixed", "prefill"]
     for error in gpu.error.values():
         assert 0 < error["p50"] < 0.08
