@@ -52,8 +52,8 @@ class TenantTags:
             self._finish[request.tenant] = finish - charge
 
     def forget(self) -> None:
-        """Nobody of the class waits: there is nothing to share, and all that was charged has started. Virtual time goes on
-        with it, or a long prompt that runs would be passed for ever by short ones that never wait."""
+        """Nobody of the class waits: there is nothing to share, and all that was charged has started. Virtual time goes
+        on with it, or a long prompt that runs would be passed for ever by short ones that never wait."""
         self._now = max(self._now, max(self._finish.values(), default=0.0))
         self._finish.clear()
         self._sweep_at = _SWEEP_BEYOND
