@@ -82,6 +82,12 @@ def test_nothing_beats_a_point_of_the_frontier(points: list[Point]) -> None:
     assert [best.goodput_rps for best in front] == sorted(best.goodput_rps for best in front)
 
 
+def test_each_latency_has_its_own_frontier() -> None:
+    soon, even = Point("soon", 10, 8, 50, 90), Point("even", 10, 9, 70, 20)
+    assert pareto([soon, even]) == [soon, even]
+    assert pareto([soon, even], "itl_p99_ms") == [even]
+
+
 @pytest.mark.parametrize("goodput", [0.0, 40.0])
 def test_the_picture_is_drawn_whatever_the_points(tmp_path: Path, goodput: float) -> None:
     path = tmp_path / "new" / "frontier.png"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from firsttoken.bench.arrivals import Mix
 from firsttoken.core.service import Targets
@@ -20,6 +20,9 @@ CARRIED = 0.99
 # A capacity is found to this share of itself.
 PRECISION = 0.01
 FIRST_RATE, MOST_RATE = 1.0, 4096.0
+
+
+Latency = Literal["ttft_p99_ms", "itl_p99_ms"]
 
 
 class Point(NamedTuple):
@@ -60,11 +63,15 @@ def good(outcome: Outcome) -> int:
     return sum(figures.good for figures in outcome.classes.values())
 
 
-def pareto(points: Iterable[Point]) -> list[Point]:
-    """Those that no other beats in goodput without a later first token, by rising goodput."""
+def pareto(points: Iterable[Point], latency: Latency = "ttft_p99_ms") -> list[Point]:
+    """Those that no other beats in goodput without being slower, by rising goodput."""
+
+    def ms(point: Point) -> float:
+        return point.ttft_p99_ms if latency == "ttft_p99_ms" else point.itl_p99_ms
+
     best: list[Point] = []
-    for point in sorted(points, key=lambda each: (-each.goodput_rps, each.ttft_p99_ms)):
-        if not best or point.ttft_p99_ms < best[-1].ttft_p99_ms:
+    for point in sorted(points, key=lambda each: (-each.goodput_rps, ms(each))):
+        if not best or ms(point) < ms(best[-1]):
             best.append(point)
     return best[::-1]
 

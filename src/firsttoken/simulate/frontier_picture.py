@@ -21,7 +21,7 @@ from firsttoken.simulate.axes import (
     legend,
     legend_line,
 )
-from firsttoken.simulate.frontier import Point, pareto
+from firsttoken.simulate.frontier import Latency, Point, pareto
 from firsttoken.simulate.raster import Canvas, Colour, text_width
 
 SCALE = 1.5  # a panel here has few lines of text and many curves
@@ -33,7 +33,7 @@ FRONT_WIDTH = 9.0
 
 def draw_frontier(path: Path, title: str, points: Sequence[Point]) -> None:
     """A panel for the first tokens and one for the gaps, with a curve a policy and a dot a load; below all of them,
-    broad and grey, the Pareto frontier. Raises `OSError`."""
+    broad and grey, the Pareto frontier of each panel. Raises `OSError`."""
     curves: dict[str, list[Point]] = {}
     for point in points:
         curves.setdefault(point.policy, []).append(point)
@@ -42,16 +42,17 @@ def draw_frontier(path: Path, title: str, points: Sequence[Point]) -> None:
     canvas = Canvas(2 * width, top + height)
     legend(canvas, title, list(curves))
     legend_line(canvas, len(curves), "Pareto frontier", FRONT, FRONT_WIDTH)
-    for number, (name, field) in enumerate((("TTFT p99", "ttft_p99_ms"), ("ITL p99", "itl_p99_ms"))):
-        _Panel(canvas, number * width, top, width, height, points, field).draw(f"{name} (ms)", curves)
+    panels: tuple[tuple[str, Latency], ...] = (("TTFT p99 (ms)", "ttft_p99_ms"), ("ITL p99 (ms)", "itl_p99_ms"))
+    for number, (name, latency) in enumerate(panels):
+        _Panel(canvas, number * width, top, width, height, points, latency).draw(name, curves)
     canvas.save(path)
 
 
 class _Panel:
     def __init__(
-        self, canvas: Canvas, left: int, top: int, width: int, height: int, points: Sequence[Point], field: str
+        self, canvas: Canvas, left: int, top: int, width: int, height: int, points: Sequence[Point], latency: Latency
     ) -> None:
-        self._canvas, self._field = canvas, field
+        self._canvas, self._latency = canvas, latency
         self._left, self._right = left + LEFT, left + width - RIGHT
         self._top, self._bottom = top + TOP, top + height - BOTTOM
         self._points = points
@@ -61,7 +62,7 @@ class _Panel:
 
     def draw(self, name: str, curves: dict[str, list[Point]]) -> None:
         self._axes(name)
-        front = [self._at(point) for point in pareto(self._points)]
+        front = [self._at(point) for point in pareto(self._points, self._latency)]
         self._canvas.line(front, FRONT, FRONT_WIDTH)
         # The first curve last, on top of those that coincide with it.
         for number, points in reversed(list(enumerate(curves.values()))):
@@ -87,7 +88,7 @@ class _Panel:
         return self._x(point.goodput_rps), self._ms.y(self._value(point))
 
     def _value(self, point: Point) -> float:
-        value: float = getattr(point, self._field)
+        value: float = getattr(point, self._latency)
         return value
 
     def _x(self, rate: float) -> float:
