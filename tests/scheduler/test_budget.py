@@ -21,7 +21,7 @@ def load(rows: int, context: int = 0, reach: int = 0) -> StepLoad:
 
 
 def timed(**fields: Any) -> TimeBudget:
-    given = {"time": TIME, "stretch": ((0, 3.0), (8, 5.0)), "alone": ((0, 4096), (2, 2048)), "sizes": GRAPH_SIZES}
+    given = {"time": TIME, "stretch": 3.0, "crowded": 5.0, "alone": ((0, 4096), (2, 2048)), "sizes": GRAPH_SIZES}
     return TimeBudget(**given | fields)
 
 
@@ -76,8 +76,10 @@ def test_a_step_gets_less_beside_longer_contexts_and_behind_longer_prompts():
 def test_without_a_promise_a_step_is_stretched_and_more_so_in_a_crowd():
     rows = load(16, 10_000)  # 5 ms alone
     assert timed().prefill_tokens(rows, 0) == by_time(15.0, rows)
-    assert timed().prefill_tokens(rows, 7) == by_time(15.0, rows)
-    assert timed().prefill_tokens(rows, 8) == by_time(25.0, rows) > by_time(15.0, rows)
+    assert timed().prefill_tokens(rows, 16) == by_time(15.0, rows), "as many decode as wait"
+    assert timed().prefill_tokens(rows, 17) == by_time(25.0, rows) > by_time(15.0, rows)
+    few = load(2, 1000)
+    assert timed().prefill_tokens(few, 15) == timed().prefill_tokens(few, 0) < timed().prefill_tokens(few, 16)
     assert timed().prefill_tokens(rows._replace(prefill_reach=9000), 0) == by_time(
         15.0, rows._replace(prefill_reach=9000)
     )
@@ -124,9 +126,9 @@ def test_the_callers_caps_replace_the_time():
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"stretch": ((0, 1.0),)}, "more than its decode rows alone"),
-        ({"stretch": ((0, float("nan")),)}, "more than its decode rows"),
-        ({"stretch": ((2, 3.0),)}, "stretch must begin with 0"),
+        ({"stretch": 1.0}, "more than its decode rows alone"),
+        ({"stretch": float("nan")}, "more than its decode rows"),
+        ({"crowded": 2.0}, "in a crowd no less"),
         ({"least": 0}, "least"),
         ({"alone": ()}, "alone"),
     ],
@@ -182,7 +184,7 @@ class Promised:
 def test_steps_of_the_scheduler_stay_within_the_gap_while_a_long_prompt_is_computed(world: Any):
     time = FittedStepTime(StepSizes(), ((1, 1.0), (11, 2.0)), 0.002, 0.001, 0.0)
     w = world(blocks=64, slots=4, alone=40, mixed=40)
-    w.scheduler.budget = Promised(TimeBudget(time, ((0, 3.0),), ((0, 40),), StepSizes(), least=1), 2.6)
+    w.scheduler.budget = Promised(TimeBudget(time, 3.0, 3.0, ((0, 40),), StepSizes(), least=1), 2.6)
     for length in (3, 5, 4):
         w.add([length] * length, 30)
     w.step()

@@ -30,7 +30,8 @@ POLICY = DevicePolicy(
         TimeBudget,
         # The default model decodes a row in 12 ms on two cores: chunks of some 48 tokens beside it, fewer after some
         # thousand tokens of context. Larger ones are faster per token, and every gap feels them.
-        stretch=((0, 5.0),),
+        stretch=5.0,
+        crowded=5.0,
         # Alone, 512 rows are 5 % faster per token than 256 and as fast as more; whoever arrives meanwhile waits for one
         # chunk.
         alone=((0, 512),),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
@@ -15,6 +14,7 @@ from firsttoken.scheduler.step_time import StepLoad, StepTime
 EXPLORE_EVERY = 128
 # Where there are no sizes, this part of what was predicted to fit is added.
 EXPLORE_PART = 4
+CROWD = 16
 
 
 class Budget(Protocol):
@@ -106,8 +106,9 @@ class StepTotal(msgspec.Struct, frozen=True):
 
 class TimeBudget(msgspec.Struct):
     """As many prompt tokens beside decode rows as keep the step, by ``time``, within what those who decode are promised
-    for their next token. Without a promise a step may take ``stretch`` times as long as its decode rows would alone:
-    pairs of (waiting requests, stretch), rising, since the more wait, the more a queue that drains sooner is worth.
+    for their next token. Without a promise a step may take ``stretch`` times as long as its decode rows would alone,
+    and ``crowded`` times while at least `CROWD` requests wait, and more than decode: longer gaps for those few, and a
+    queue that drains sooner for all others.
     Of the ``sizes`` that the device pads to and that fit, the one is filled that computes most tokens in a
     millisecond: mostly the largest.
 
@@ -123,7 +124,8 @@ class TimeBudget(msgspec.Struct):
     """
 
     time: StepTime
-    stretch: tuple[tuple[int, float], ...]
+    stretch: float
+    crowded: float
     alone: Levels
     sizes: StepSizes
     least: int = 32
@@ -131,33 +133,38 @@ class TimeBudget(msgspec.Struct):
 
     def __post_init__(self) -> None:
         _check_levels("alone", self.alone)
-        _check_order("stretch", self.stretch)
         _check_cap("least", self.least)
-        if not all(times > 1 for _, times in self.stretch):
-            raise ConfigError(f"a step with prompts takes more than its decode rows alone: stretch {self.stretch}")
+        if not 1 < self.stretch <= self.crowded:
+            raise ConfigError(
+                "a step with prompts takes more than its decode rows alone, and in a crowd no less: stretch "
+                f"{self.stretch}, crowded {self.crowded}"
+            )
 
     def prefill_tokens(self, load: StepLoad, waiting: int, gap_ms: float | None = None) -> int:
         if not load.decode_rows:
             return _level(self.alone, waiting)
         if gap_ms is None:
-            gap_ms = _level(self.stretch, waiting) * self.time.ms(load._replace(prefill_reach=0))
+            times = self.crowded if waiting >= max(CROWD, load.decode_rows + 1) else self.stretch
+            gap_ms = times * self.time.ms(load._replace(prefill_reach=0))
         padded = next_size(self.sizes.mixed_rows, load.decode_rows)
         most = _level(self.alone, waiting)
         self.answered += 1
         explore = self.answered % EXPLORE_EVERY == 0
         if self.sizes.mixed_totals:
-            return min(max(self._sized(load, padded, gap_ms, explore), self.least), most)
+            return min(max(self._sized(load, padded, gap_ms, most, explore), self.least), most)
         # Any number of tokens: `least` is taken unasked, so the search begins behind it.
         tokens = bisect_right(range(most), gap_ms, lo=min(self.least, most), key=lambda more: self._ms(load, more + 1))
         return min(tokens + (tokens // EXPLORE_PART + 1) * explore, most)
 
-    def _sized(self, load: StepLoad, padded: int, gap_ms: float, explore: bool) -> int:
-        """The tokens of a size: of those that fit, of the one that computes most in a millisecond."""
+    def _sized(self, load: StepLoad, padded: int, gap_ms: float, most: int, explore: bool) -> int:
+        """The tokens of a size, up to ``most``: of those that fit, of the one that computes most in a millisecond."""
         totals = self.sizes.mixed_totals
         best = first = min(bisect_left(totals, padded + self.least), len(totals) - 1)
         rate = 0.0
         for place in range(first, len(totals)):
             tokens = totals[place] - padded
+            if place > first and tokens > most:
+                break  # part of it would be padding
             ms = self._ms(load, tokens)
             if place > first and ms > gap_ms:
                 break
@@ -178,20 +185,13 @@ class TimeBudget(msgspec.Struct):
         return self if alone is None else msgspec.structs.replace(self, alone=((0, alone),))
 
 
-Value = TypeVar("Value", int, float)
-
-
-def _level(levels: Sequence[tuple[int, Value]], waiting: int) -> Value:
-    return next(value for least, value in reversed(levels) if waiting >= least)
-
-
-def _check_order(name: str, levels: Sequence[tuple[int, float]]) -> None:
-    if not levels or levels[0][0] != 0 or [waiting for waiting, _ in levels] != sorted({w for w, _ in levels}):
-        raise ConfigError(f"the levels of {name} must begin with 0 waiting requests and rise, got {levels}")
+def _level(levels: Levels, waiting: int) -> int:
+    return next(tokens for least, tokens in reversed(levels) if waiting >= least)
 
 
 def _check_levels(name: str, levels: Levels) -> None:
-    _check_order(name, levels)
+    if not levels or levels[0][0] != 0 or [waiting for waiting, _ in levels] != sorted({w for w, _ in levels}):
+        raise ConfigError(f"the levels of {name} must begin with 0 waiting requests and rise, got {levels}")
     for _, tokens in levels:
         _check_cap(name, tokens)
 
