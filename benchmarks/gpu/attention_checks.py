@@ -28,8 +28,8 @@ from firsttoken.kernels.paged_attention.triton_prefill import prefill
 from firsttoken.kernels.paged_attention.triton_write import write_kv
 
 # The width of a bf16 rounding step around a value, and how many of them a result may be off: q, K, V and the softmax
-# weights are rounded once each before the result is. Scores of random heads lie around 30, where the rounding of q moves
-# a weight by 2 %; of some millions of results the worst was 7 steps off.
+# weights are rounded once each before the result is. Scores of random heads lie around 30, where the rounding of q
+# moves a weight by 2 %; of some millions of results the worst was 7 steps off.
 _STEP = 2.0**-8
 _STEPS = 8.0
 

@@ -19,6 +19,7 @@ from typing import Any
 
 BENCH = ("firsttoken.cli.main", "bench")
 LARGE, SMALL = "random:llama-3.1-8b", "random:llama-3.2-1b"
+CLASSES = Path(__file__).parent / "classes.toml"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,14 @@ def _latency(name: str, model: str, *options: str, targets: tuple[Target, ...]) 
     return Case(f"latency_{name}", words, 60, targets)
 
 
+def _load(name: str, rate: str, seed: str, seconds: str, *options: str, targets: tuple[Target, ...]) -> Case:
+    """As many requests at once as such rates bring."""
+    words = (*BENCH, "load", LARGE, "--rate", rate, "--seed", seed, "--seconds", seconds, "--warmup", "4")
+    return Case(f"load_{name}", (*words, "--max-num-seqs", "128", *options), 80, targets)
+
+
 GAP = "tpot_ms.p50"
+ITL = "itl_ms.p99"
 TTFT = "ttft_ms.p50"
 CASES = (
     Case("warm_8b", ("firsttoken.cli.main", "warm", LARGE), 120),
@@ -59,24 +67,24 @@ CASES = (
         *("--batch", "64", "--repeat", "4"),
         targets=(Target(GAP, 8.2), Target(TTFT, 360), Target("tokens_per_s_median", 5800, more=True)),
     ),
-    Case(
-        "load_8b_40",
-        (
-            "firsttoken.cli.main",
-            "bench",
-            "load",
-            LARGE,
-            *(["--rate", "40", "--seed", "1", "--seconds", "12", "--warmup", "4"]),
-        ),
-        80,
-        (Target("ttft_ms.p99", 415), Target("itl_ms.p99", 56), Target("e2e_ms.p99", 3865)),
+    _load("8b_40", "40", "1", "12", targets=(Target("ttft_ms.p99", 420), Target(ITL, 18), Target("e2e_ms.p99", 2700))),
+    _load("8b_40_seed2", "40", "2", "12", targets=(Target("ttft_ms.p99", 420), Target(ITL, 18))),
+    _load("8b_256_32_120", "120", "1", "8", "--mix", "256:32", targets=(Target("e2e_ms.p99", 842),)),
+    _load(
+        "8b_classes",
+        *("34", "1", "12", "--targets", str(CLASSES)),
+        *("--beside", "bot=p0,3,256:64", "--beside", "car=p0,3,64:32"),
+        targets=(Target("beside.bot.ttft_ms.p99", 80), Target("beside.car.e2e_ms.p99", 120)),
     ),
     Case("warm_1b", ("firsttoken.cli.main", "warm", SMALL), 120),
     _latency("1b_b1_512", SMALL, targets=(Target(GAP, 0.80), Target("host_us_per_step", 60))),
+    _latency("8b_b1_deterministic", LARGE, "--deterministic", targets=()),
+    _latency("8b_b8_deterministic", LARGE, "--deterministic", "--batch", "8", "--repeat", "3", targets=()),
     _latency("1b_b64_512", SMALL, "--batch", "64", "--repeat", "3", targets=(Target(GAP, 3.57),)),
     Case("prefill_8b", ("benchmarks.gpu.prefill", LARGE), 60),
     Case("profiles_8b", ("benchmarks.gpu.profiles", LARGE), 60),
     Case("attention", ("benchmarks.gpu.attention", "--quick"), 90),
+    Case("where_8b", ("benchmarks.gpu.where", LARGE), 60),
     Case("overlap_8b", ("benchmarks.gpu.overlap", LARGE), 90),
     Case("products", ("benchmarks.gpu.products",), 60),
     Case("steps", (*BENCH, "steps", LARGE), 180),
