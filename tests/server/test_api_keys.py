@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from firsttoken.core.errors import ConfigError
+from firsttoken.core.errors import ConfigError, EngineDead
+from firsttoken.core.service import KeyRule, Targets
 from firsttoken.server.auth import OPEN_PATHS
 from firsttoken.server.config import ServerConfig
+from firsttoken.server.run import run_server
 from tests.support.byte_tokenizer import EOS as END
 
 KEYS = ServerConfig(api_keys=("first-key", "second-key"))
@@ -86,3 +88,30 @@ def test_keys_that_could_let_others_in_are_refused(key):
 def test_other_options_are_checked(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         ServerConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("team=s3cret", "team"),
+        ("gold=s3cret", None),
+        ("s3cret", None),
+        ("s3cret==", None),  # base64: the key itself would be told
+        ("=s3cret", None),
+        ("a b=s3cret", None),
+    ],
+)
+def test_a_name_without_a_rule_is_told_at_the_start_but_never_a_key(text, name, caplog):
+    async def launch():
+        raise EngineDead("no engine here")
+
+    def start(targets):
+        caplog.clear()
+        with pytest.raises(EngineDead):
+            run_server(ServerConfig(port=0, api_keys=("gold=g", text), targets=targets), launch)
+        return caplog.text
+
+    said = start(Targets(keys={"gold": KeyRule()}))
+    assert ("given as team=..., but the targets have no rule of that name" in said) == (name is not None)
+    assert "s3cret" not in said
+    assert not start(Targets()), "without targets nobody can have meant a name"

@@ -8,6 +8,7 @@ import msgspec
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.service import KeyRule, Targets
+from firsttoken.core.targets_file import KEY_NAME
 
 MIB = 1 << 20
 # JSON bytes a prompt may take per token of context: far above any real text (about 4, or 24 when a client escapes
@@ -73,6 +74,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             named = bool(equals) and name in self.targets.keys
             found.append(ApiKey(name, key, self.targets.keys[name]) if named else ApiKey("", text))
         return found
+
+    def names_without_rule(self) -> list[str]:
+        """What looks like the NAME of a NAME=KEY for which the given targets have no rule. Nothing that follows a name
+        is told, nor what is rather the key itself: one that only ends in "=", as base64 does."""
+        if self.targets == Targets():
+            return []
+        pairs = [text.partition("=") for text in self.api_keys]
+        return [
+            name
+            for name, _, key in pairs
+            if key.strip("=") and KEY_NAME.fullmatch(name) and name not in self.targets.keys
+        ]
 
     def max_prompt_bytes(self, max_model_len: int) -> int:
         """Bytes of JSON that one prompt may take, for a model of ``max_model_len`` tokens."""

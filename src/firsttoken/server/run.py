@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import sys
 import time
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from firsttoken.core.engine_args import EngineArgs
     from firsttoken.frontend.async_llm import AsyncLLM
     from firsttoken.transport.channel import EngineHandle
+
+logger = logging.getLogger(__name__)
 
 # Longer than the usual client's idle time, so that it is the client who closes an idle connection.
 KEEP_ALIVE_S = 75
@@ -65,6 +68,12 @@ def run_server(config: ServerConfig, launch: Callable[[], Awaitable[AsyncLLM]]) 
 def _run(
     config: ServerConfig, listener: socket.socket, launch: Callable[[], Awaitable[AsyncLLM]], began_ns: int
 ) -> int:
+    for name in config.names_without_rule():
+        logger.warning(
+            "an API key is given as %.80s=..., but the targets have no rule of that name: the whole text is taken as "
+            "the key, and its callers may ask for any class; add a rule to [keys] if it is a name",
+            name,
+        )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listener, launch, began_ns))
 
