@@ -60,6 +60,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "deterministic": ("true", "deterministic", True),
     "offline": ("true", "offline", True),
     "seed": ("-5", "seed", -5),
+    "batch-window": ('"adaptive"', "batch_window", "adaptive"),
     "targets": (f'"{TARGETS}"', "targets", read_targets(TARGETS)),
 } | {
     name: ("7", name.replace("-", "_"), 7)

@@ -106,6 +106,7 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--prefill-tokens", "7"], {"prefill_tokens": 7}),
     (["--mixed-prefill-tokens", "7"], {"mixed_prefill_tokens": 7}),
     (["--in-flight", "2"], {"in_flight": 2}),
+    (["--batch-window", "2ms"], {"batch_window": "2ms"}),
     (["--engine-core", "0"], {"engine_core": 0}),
     (["--deterministic"], {"deterministic": True}),
     (["--threads", "1"], {"threads": 1}),

@@ -29,3 +29,18 @@ def test_counts_work_between_resume_and_pause_only() -> None:
     burn(0.01)
     clock.pause()
     assert total + 10e6 <= clock.total_ns < total + 25e6
+
+
+def test_a_share_is_of_the_time_since_it_was_asked_for_last() -> None:
+    clock = HostClock()
+    clock.resume()
+    burn(0.01)
+    clock.pause()
+    assert clock.share() == 0
+    began = time.monotonic()
+    clock.resume()
+    burn(0.02)
+    clock.pause()
+    burn(0.02)  # waiting for a device by looking again and again
+    used = 0.02 / (time.monotonic() - began)
+    assert 0.8 * used < clock.share() < 1.3 * used

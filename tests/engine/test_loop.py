@@ -2,115 +2,16 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from array import array
-
-import pytest
-
-from firsttoken.core.clock import now_ns
-from firsttoken.core.kv_format import KVFormat
+from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.plan import RowWork
-from firsttoken.core.request import EngineRequest
-from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.step_sizes import StepSizes
 from firsttoken.core.timeline import Mark
 from firsttoken.engine import loop as loop_module
-from firsttoken.engine.loop import EngineLoop
-from firsttoken.kvcache import KVCache
-from firsttoken.scheduler.budget import TokenCap
-from firsttoken.scheduler.config import SchedulerConfig
-from firsttoken.scheduler.scheduler import Scheduler
+from firsttoken.engine.step_gauges import StepGauges
 from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime, StepKind
 from firsttoken.scheduler.step_time import FittedStepTime, StepLoad
-from firsttoken.transport.inprocess import in_process_channel
-from firsttoken.transport.messages import Abort, Failed, Refused, Shutdown, StepOutputs, Submit
-from tests.support.scripted import ScriptedExecutor
-
-
-class Engine:
-    """A loop on a thread, and what it said."""
-
-    def __init__(self, script, *, depth=1, blocks=64, seqs=4, max_len=256, step_s=0.0):
-        engine_end, self.client = in_process_channel()
-        self.executor = ScriptedExecutor(script, step_s=step_s)
-        self.kv = KVCache(KVFormat(dtype="float32", layers=1, kv_heads=1, head_dim=8), blocks, model="m")
-        scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs=seqs, max_model_len=max_len), self.kv, TokenCap(alone=64, mixed=16)
-        )
-        self.step_time = LearningStepTime(FittedStepTime(StepSizes(), ((1, 1.0), (2, 2.0)), 0.0, 0.0, 0.0))
-        self.loop = EngineLoop(scheduler, self.kv, self.executor, engine_end, in_flight=depth, step_time=self.step_time)
-        self.messages: queue.SimpleQueue = queue.SimpleQueue()
-        self.closed = threading.Event()
-        self.error = None
-        self.client.listen(self.messages.put, self.closed.set)
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self):
-        try:
-            self.loop.run()
-        except Exception as error:
-            self.error = error
-
-    def submit(self, *requests):
-        self.client.send(Submit(list(requests)))
-
-    def collect(self, ids, timeout=20):
-        """Tokens and last delta of each request, once all have ended; refusals stand in for last deltas."""
-        tokens, last, stats = {i: [] for i in ids}, {}, None
-        while len(last) < len(ids):
-            message = self.messages.get(timeout=timeout)
-            if isinstance(message, Refused):
-                last[message.id] = message
-            elif isinstance(message, StepOutputs):
-                stats = message.stats
-                for delta in message.deltas:
-                    tokens[delta.id] += delta.tokens
-                    if delta.finish_reason:
-                        assert delta.id not in last, "ended twice"
-                        last[delta.id] = delta
-        return tokens, last, stats
-
-    def stop(self):
-        self.client.send(Shutdown())
-        self.thread.join(10)
-        assert not self.thread.is_alive()
-
-
-@pytest.fixture(params=[1, 2, 3])
-def depth(request):
-    return request.param
-
-
-@pytest.fixture
-def start():
-    engines = []
-
-    def make(*args, **kwargs):
-        engines.append(Engine(*args, **kwargs))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        if engine.thread.is_alive():
-            engine.stop()
-
-
-def ask(request_id, prompt, *, max_tokens=8, stop_ids=(), deadline_ns=0, **params):
-    return EngineRequest(
-        deadline_ns=deadline_ns,
-        id=request_id,
-        prompt=array("I", prompt).tobytes(),
-        params=SamplingParams(max_tokens=max_tokens, **params),
-        seed=request_id,
-        max_tokens=max_tokens,
-        stop_ids=stop_ids,
-    )
-
-
-def count_up(request_id, tokens):
-    return tokens[-1] + 1
+from firsttoken.transport.messages import Abort, Failed, Refused, StepTimeErrors
+from tests.support.scripted_engine import ask, count_up
 
 
 def test_many_requests_get_their_own_tokens(start, depth):
@@ -148,6 +49,7 @@ def test_what_has_not_started_by_its_deadline_ends_and_says_so(start, depth):
     assert (len(tokens[1]), last[1].finish_reason) == (30, "length")
     assert (tokens[2], last[2].finish_reason) == ([], "error")
     assert last[2].error.startswith("deadline exceeded: the request had not started")
+    assert [last[i].code for i in (1, 2, 3)] == [None, "deadline_exceeded", None]
     assert Mark.SCHEDULED not in [mark for mark, _ in last[2].stamps]
     assert tokens[3] == [10, 11]
     assert stats.failed == 1
@@ -288,6 +190,34 @@ def test_the_model_of_step_times_learns_from_what_is_run(start):
     assert engine.step_time.errors(StepKind.PREFILL).steps == 1
     assert engine.step_time.errors(StepKind.DECODE).steps == 199 // LEARN_EVERY, "steps of decode rows are all alike"
     assert 3 < engine.step_time.ms(StepLoad(1, 20, 0, 0)) < 30, "by the prior it is a step of a millisecond"
+
+
+def test_how_far_predictions_were_off_is_told(start):
+    engine = start(count_up, step_s=0.001)
+    engine.submit(ask(1, range(4), max_tokens=100), ask(2, range(100, 150), max_tokens=4))
+    _, _, stats = engine.collect([1, 2])
+    while "decode" not in stats.step_time_errors or stats.step_time_errors["decode"].steps < 99 // LEARN_EVERY:
+        stats = engine.messages.get(timeout=5).stats  # heartbeats
+    assert stats.step_time_errors == {
+        name: StepTimeErrors(*engine.step_time.errors(kind))
+        for name, kind in (("decode", StepKind.DECODE), ("mixed", StepKind.MIXED), ("prefill", StepKind.PREFILL))
+        if engine.step_time.errors(kind).steps
+    }
+    assert stats.step_time_errors["prefill"].p90 >= stats.step_time_errors["prefill"].median > 0
+
+
+def test_the_errors_are_sorted_at_most_twice_a_second():
+    asked = []
+
+    class Counting(LearningStepTime):
+        def errors(self, kind):
+            asked.append(kind)
+            return super().errors(kind)
+
+    gauges = StepGauges(Counting(FittedStepTime(StepSizes(), ((1, 1.0), (2, 2.0)), 0.0, 0.0, 0.0)))
+    for ms in range(0, 1000, 10):
+        assert gauges.read(7 + ms * NS_PER_MS) == {}
+    assert len(asked) == 2 * len(StepKind)
 
 
 def test_a_step_that_took_longer_than_others_of_its_shape_will_teaches_nothing(start):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from firsttoken.checkpoint.checkpoint import TensorInfo
 from firsttoken.checkpoint.model_config import ModelConfig, RopeConfig
+from firsttoken.core.clock import NS_PER_S, clock_replaced, now_ns
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.service import ClassTargets, Targets
 from firsttoken.devices.cpu import CPUDevice, CPUFacts
 from firsttoken.devices.cuda import CUDADevice, PlannedGPU
 from firsttoken.engine.resolve import GIB, MIB, resolve
 from firsttoken.executor.ahead.gpus import KNOWN
 from firsttoken.scheduler import StepLoad
+from firsttoken.scheduler.window import AdaptiveWindow, PredictedWindow, StaticWindow
 
 ONE, MANY = StepLoad(1, 1, 0, 0), StepLoad(9, 9, 0, 0)
 
@@ -166,3 +170,29 @@ def test_a_step_has_room_for_the_larger_of_the_two_caps():
     config = _resolve(prefill_tokens=16, mixed_prefill_tokens=40)
     assert config.executor.max_step_tokens >= config.budget.prefill_tokens(ONE, 0) == 40
     assert _resolve(prefill_tokens=700).executor.max_step_tokens == 700
+
+
+@pytest.mark.parametrize(("window", "kind"), [("2ms", StaticWindow), ("predicted", PredictedWindow)])
+def test_a_batch_window_is_found_by_its_name(window, kind):
+    assert isinstance(_resolve(batch_window=window).window, kind)
+    assert _resolve().window is None
+    assert _resolve(batch_window="0").window is None
+
+
+def test_the_adaptive_window_hears_of_the_loops_work():
+    """With few that wait it grows for one reason only: the loop's thread is at its limit."""
+    config = _resolve(batch_window="adaptive", targets=Targets(p1=ClassTargets(ttft_p99=100.0)))
+    window, host = config.window, config.host
+    assert isinstance(window, AdaptiveWindow)
+    began = now_ns()
+    with clock_replaced(lambda: began):
+        window.first_token(NS_PER_S, 10.0, 0)
+    idle_ms = window.ms
+    host.resume()
+    end = time.thread_time() + 0.05
+    while time.thread_time() < end:
+        pass
+    host.pause()
+    with clock_replaced(lambda: began + 50_000_000):
+        window.first_token(2 * NS_PER_S, 10.0, 0)
+    assert window.ms > idle_ms

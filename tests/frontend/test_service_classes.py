@@ -10,6 +10,8 @@ from firsttoken import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from firsttoken.core.errors import ConfigError, DeadlineExceeded, InvalidRequest
 from firsttoken.core.service import ClassTargets, ServiceClass, Targets, Terms
 from firsttoken.engine.stub import Fault, StubEngine
+from firsttoken.frontend.generation import GenerationFailed
+from firsttoken.text.chat_template import ChatTemplate
 from tests.support.byte_tokenizer import VOCAB_SIZE
 from tests.support.stub_llm import PROMPT, read, says
 
@@ -44,6 +46,27 @@ def test_one_class_for_all_prompts_or_one_for_each(engine, tokenizer):
     assert [request.service for request in engine.seen] == [P2, P2, P0, P0, P1, P0]
 
 
+def test_one_priority_for_all_prompts_or_one_for_each(engine, tokenizer):
+    params = SamplingParams(max_tokens=1)
+    with LLM.from_handle(engine, tokenizer=tokenizer) as llm:
+        llm.generate([[1], [2]], params)
+        llm.generate([[1], [2]], params, priority=None)
+        llm.generate([[1], [2]], params, priority=-3)
+        llm.generate([[1], [2]], params, priority=[5, 0])
+        for wrong in ([1], [1, 2, 3], [1, "2"], [1, None], [1.0, 2], 1.5, "ab", True, 2**63):
+            with pytest.raises(InvalidRequest) as caught:
+                llm.generate([[1], [2]], params, priority=wrong)
+            assert caught.value.param == "priority"
+    assert [request.priority for request in engine.seen] == [0, 0, 0, 0, -3, -3, 5, 0]
+
+
+def test_a_conversation_has_its_priority_too(engine, tokenizer):
+    talk = [{"role": "user", "content": "hi"}]
+    with LLM.from_handle(engine, tokenizer=tokenizer, chat_template=ChatTemplate("{{ messages[0].content }}")) as llm:
+        llm.chat([talk, talk], SamplingParams(max_tokens=1), priority=[2, -1])
+    assert [request.priority for request in engine.seen] == [2, -1]
+
+
 async def test_a_generated_stream_has_its_class_and_deadline(serve, engine):
     llm = await serve(None, engine=engine)
     params = SamplingParams(max_tokens=1)
@@ -62,8 +85,8 @@ async def test_a_generated_stream_has_its_class_and_deadline(serve, engine):
 
 
 async def test_what_never_started_raises_of_its_own(serve):
-    llm = await serve(says([Fault("deadline passed before the request could start")]))
-    with pytest.raises(DeadlineExceeded, match="deadline passed"):
+    llm = await serve(says([Fault("it came too late", DeadlineExceeded.code)]))
+    with pytest.raises(DeadlineExceeded, match="it came too late"):
         await read(llm.open(PROMPT, SamplingParams(n=2)))
     value = llm.metrics.registry.get_sample_value
     ended = [
@@ -74,9 +97,18 @@ async def test_what_never_started_raises_of_its_own(serve):
     assert value("firsttoken_request_duration_seconds_count", {"service_class": "p2"}) == 0
 
 
+async def test_an_error_is_known_by_its_code_not_by_its_words(serve):
+    llm = await serve(says([Fault("deadline handling broke")]))
+    with pytest.raises(GenerationFailed, match="deadline handling broke"):
+        await read(llm.open(PROMPT, SamplingParams()))
+
+
 def test_a_batch_names_the_prompt_that_never_started(tokenizer):
-    engine = StubEngine(says([Fault("deadline passed")]), vocab_size=VOCAB_SIZE)
-    with LLM.from_handle(engine, tokenizer=tokenizer) as llm, pytest.raises(DeadlineExceeded, match="prompt 0: deadl"):
+    engine = StubEngine(says([Fault("too late", DeadlineExceeded.code)]), vocab_size=VOCAB_SIZE)
+    with (
+        LLM.from_handle(engine, tokenizer=tokenizer) as llm,
+        pytest.raises(DeadlineExceeded, match="prompt 0: too"),
+    ):
         llm.generate([[1]])
 
 

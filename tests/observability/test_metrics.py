@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from firsttoken.core.clock import now_ns
 from firsttoken.observability.metrics import FrontendMetrics
-from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats
+from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats, StepTimeErrors
 
 P1 = ("service_class", "p1")
 
@@ -78,6 +78,21 @@ def test_every_class_has_its_queue_and_its_outlook():
     assert found[(until, prefix)] == inf
     assert found[(until, ("service_class", "p1"))] == 12.5
     assert (until, ("service_class", "p2")) not in found  # promised nothing
+
+
+def test_predictions_of_step_times_show_how_far_they_were_off():
+    metrics = FrontendMetrics()
+    name = "firsttoken_step_time_error_ratio"
+    assert all(key[0] != name for key in scrape(metrics)), "of steps that nobody has seen nothing is known"
+    metrics.update(
+        EngineStats(step_time_errors={"mixed": StepTimeErrors(7, 0.02, 0.25), "decode": StepTimeErrors(1, 0.5, 0.5)})
+    )
+    assert {key[1:]: value for key, value in scrape(metrics).items() if key[0] == name} == {
+        (("kind", "mixed"), ("quantile", "0.5")): 0.02,
+        (("kind", "mixed"), ("quantile", "0.9")): 0.25,
+        (("kind", "decode"), ("quantile", "0.5")): 0.5,
+        (("kind", "decode"), ("quantile", "0.9")): 0.5,
+    }
 
 
 def test_gauges_return_to_zero_with_a_heartbeat_alone():

@@ -172,7 +172,7 @@ async def test_one_answer_that_came_too_late_ends_a_stream_with_an_error(make_cl
     async with make_client(forever, step_s=0.002, max_num_seqs=1) as client:
         reply = await client.complete(n=2, stream=True, max_tokens=1000, deadline_ms=40)
         assert reply.status == 200
-        assert reply.events[0]["choices"][0]["text"] == "x"
+        assert set(reply.events[0]["choices"][0]["text"]) == {"x"}  # a slow reader gets several at once
         assert reply.events[-1]["error"]["code"] == "deadline_exceeded"
         await client.quiet()
 

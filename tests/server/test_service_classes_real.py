@@ -72,6 +72,18 @@ async def test_what_does_not_start_in_time_never_does(real):
     assert (await real.post("/v1/completions", {**body, "deadline_ms": 5000}, headers=bearer("g"))).status == 200
 
 
+async def test_metrics_tell_how_well_steps_are_predicted(real):
+    for _ in range(2):
+        await real.post("/v1/completions", {**LONG, "max_tokens": 80}, headers=bearer("g"))
+    async with asyncio.timeout(5):
+        while not {"prefill", "decode"} <= real.llm.stats.step_time_errors.keys():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    text = (await real.get("/metrics", headers=bearer("g"))).body.decode()
+    for kind in ("prefill", "decode"):
+        for quantile in ("0.5", "0.9"):
+            assert f'firsttoken_step_time_error_ratio{{kind="{kind}",quantile="{quantile}"}} ' in text
+
+
 async def test_the_official_client_sets_the_tier(real, serve_http):
     async with serve_http(real.app) as url:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="g", max_retries=0, timeout=10) as ai:

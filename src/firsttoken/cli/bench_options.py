@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
@@ -13,20 +12,18 @@ from typing import Any, TypeVar
 
 from firsttoken.cli.options import add_engine_options, add_log_level, add_model_argument
 from firsttoken.cli.streams import is_terminal
+from firsttoken.core.duration import milliseconds
 from firsttoken.core.errors import ConfigError
 
 T = TypeVar("T")
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)")
-_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-
 
 def duration_ms(text: str) -> float:
     """Milliseconds from ``80ms``, ``1.5s`` or ``500us``."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a time: write it as in 80ms or 1.5s")
-    return float(match[1]) * _MS[match[2]]
+    try:
+        return milliseconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def share(text: str) -> float:

@@ -122,6 +122,10 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "mixed_prefill_tokens": Option("prompt tokens in a step that also decodes (default: auto)", positive_int, "TOKENS"),
     "in_flight": Option("steps submitted before the first one's result is read (default: auto)", positive_int, "N"),
     "threads": Option("CPU threads that compute (default: one a core that others leave)", positive_int, "N"),
+    "batch_window": Option(
+        "how long a prompt waits for others to join its step: a time, adaptive or predicted (default: 0)",
+        metavar="TIME|NAME",
+    ),
     "deterministic": Option("equal bits whatever else is in the batch; slower, GPU only (default: off)", bool),
     "engine_core": Option("processor that the engine's own thread keeps to (default: any)", natural_int, "CORE"),
     "targets": Option("promises of service classes and rules of API keys, from a TOML file", targets, "FILE"),

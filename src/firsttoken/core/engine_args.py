@@ -20,6 +20,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     many steps may be submitted before the first one's result is read; ``threads`` is for CPU compute; ``engine_core``
     is the processor that the engine's own thread keeps to, None for any; ``deterministic`` makes the bits of a
     request's logits independent of the batch, of chunks, caches and preemption, where the device offers that;
+    ``batch_window`` is how long a waiting prompt is held back so that others can join its step (`scheduler.window`);
     ``targets`` are the promises of the service classes; a path is read as a file of such (`core.targets_file`), for
     which `ConfigError` is raised.
     """
@@ -38,6 +39,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     mixed_prefill_tokens: int | None = None
     in_flight: int | None = None
     threads: int | None = None
+    batch_window: str = "0"
     engine_core: int | None = None
     deterministic: bool = False
     seed: int = 0

@@ -70,4 +70,9 @@ class Overloaded(FirstTokenError):
 
 
 class DeadlineExceeded(FirstTokenError):
-    """A request did not start within the time that its caller gave it, and never will; HTTP answers 504."""
+    """A request did not start within the time that its caller gave it, and never will; HTTP answers 504.
+
+    ``code`` is the word for it between processes and in answers.
+    """
+
+    code = "deadline_exceeded"

@@ -25,6 +25,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from firsttoken.core.duration import milliseconds
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.service import CLASS_NAMES, ClassTargets, KeyRule, ServiceClass, Targets
 
@@ -33,8 +34,6 @@ T = TypeVar("T")
 KEY_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 """What a key may be called: it can be told from the key in ``--api-key NAME=KEY``."""
 
-_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(us|ms|s|min)")
-_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "min": 6e4}
 _MAX_MS = 24 * 60 * 6e4
 
 
@@ -116,10 +115,10 @@ def _table(place: str, value: Any) -> Mapping[str, Any]:
 
 
 def _milliseconds(value: Any) -> float:
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError('expected a time with its unit, in quotes, as in "80ms" or "1.5s" (us, ms, s, min)')
-    found = float(match[1]) * _MS[match[2]]
+    try:
+        found = milliseconds(value if isinstance(value, str) else "")
+    except ValueError:
+        raise ValueError('expected a time with its unit, in quotes, as in "80ms" or "1.5s" (us, ms, s, min)') from None
     if not 0 < found <= _MAX_MS:
         raise ValueError("a time must be more than 0 and at most a day")
     return found

@@ -92,6 +92,7 @@ def assemble(
         kv,
         config.budget,
         targets=targets,
+        window=config.window,
     )
     return EngineLoop(
         scheduler,
@@ -101,6 +102,7 @@ def assemble(
         in_flight=config.in_flight,
         admission=Admission(targets, config.executor.max_num_seqs),
         step_time=config.step_time,
+        host=config.host,
         peak_memory=partial(peak_memory, config.executor.device),
     )
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from firsttoken.engine.host_clock import HostClock
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.scheduler.budget import Budget
 from firsttoken.scheduler.step_learner import LearningStepTime
+from firsttoken.scheduler.window import BatchWindow
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """``in_flight`` steps may be submitted before the oldest one's result is read; ``budget`` decides the prompt tokens
-    of each, ``step_time`` learns what they take."""
+    of each, ``step_time`` learns what they take. ``window`` holds prompts back, None for never; ``host`` measures the
+    loop, for it among others."""
 
     model: str
     executor: ExecutorConfig
@@ -20,3 +23,5 @@ class EngineConfig:
     budget: Budget
     step_time: LearningStepTime
     in_flight: int
+    window: BatchWindow | None = None
+    host: HostClock = field(default_factory=HostClock)

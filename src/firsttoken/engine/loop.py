@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
+from firsttoken.core.errors import DeadlineExceeded
 from firsttoken.core.plan import RowWork, TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request
 from firsttoken.core.service import Targets
 from firsttoken.engine.class_gauges import ClassGauges
 from firsttoken.engine.host_clock import HostClock
+from firsttoken.engine.step_gauges import StepGauges
 from firsttoken.executor.interface import Executor, StepHandle
 from firsttoken.kvcache import KVCache
 from firsttoken.observability.ledger import GCClock, RunQueueClock, StepLedger, StepRecord
@@ -63,7 +65,8 @@ class EngineLoop:
     """Owns the scheduler, the executor and the engine's end of the channel. One thread calls `run`.
 
     ``step_time`` learns from the steps that are run. ``admission`` decides who is let in, by default after the classes'
-    default targets. ``peak_memory`` gives the bytes of `EngineStats.peak_memory`; it is called when the engine is idle.
+    default targets. ``host`` measures the loop. ``peak_memory`` gives the bytes of `EngineStats.peak_memory`; it is
+    called when the engine is idle.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class EngineLoop:
         in_flight: int,
         step_time: LearningStepTime,
         admission: Admission | None = None,
+        host: HostClock | None = None,
         peak_memory: Callable[[], int] = lambda: 0,
     ) -> None:
         self._scheduler = scheduler
@@ -87,6 +91,7 @@ class EngineLoop:
         self._backlog = self._admission.backlog
         self._gauges = ClassGauges(self._admission)
         self._step_time = step_time
+        self._step_gauges = StepGauges(step_time)
         self._flying: deque[_InFlight] = deque()
         self._deltas: list[RequestDelta] = []
         self._steps = 0
@@ -95,10 +100,11 @@ class EngineLoop:
         self._told_ns = 0
         self._run_queue_asked_ns = 0
         self._stopping = False
+        self._stalled = False  # no step is in flight, and the last plan had none
         self._was_busy = False
         self._read_peak_memory = peak_memory
         self._peak_memory = 0
-        self._host = HostClock()
+        self._host = host or HostClock()
         self.ledger = StepLedger()
         self._gc = GCClock()
         self._gc.start()
@@ -128,9 +134,7 @@ class EngineLoop:
 
     def turn(self) -> None:
         """One turn: never longer than one step, or one heartbeat when idle."""
-        busy = self._has_work
-        wait_s = 0 if busy or self._executor.idle() else HEARTBEAT_S
-        for message in self._channel.receive(wait_s):
+        for message in self._channel.receive(self._wait_s()):
             self._obey(message)
         self._launch()
         if self._flying:
@@ -141,6 +145,14 @@ class EngineLoop:
     @property
     def _has_work(self) -> bool:
         return bool(self._flying or self._scheduler.num_running or self._scheduler.num_waiting)
+
+    def _wait_s(self) -> float:
+        """How long nothing but a message can bring work: without requests, and while all of them are held back."""
+        if not self._has_work:
+            return 0 if self._executor.idle() else HEARTBEAT_S
+        if self._stalled and self._scheduler.wake_ns:
+            return min(max(self._scheduler.wake_ns - now_ns(), 0) / NS_PER_S, HEARTBEAT_S)
+        return 0
 
     # ------------------------------------------------------------------ messages
 
@@ -181,7 +193,8 @@ class EngineLoop:
             planned = self._scheduler.plan()
             for request in self._scheduler.expired():
                 self._backlog.ended(request)
-                self._tell_end(_last_delta(request, [], "error", error=_too_late(request)))
+                self._tell_end(_last_delta(request, [], "error", error=_too_late(request), code=DeadlineExceeded.code))
+            self._stalled = planned is None and not self._flying
             if planned is None:
                 return
             handle = self._executor.submit(planned.plan)
@@ -298,6 +311,7 @@ class EngineLoop:
             host_ns=self._host.total_ns,
             peak_memory=self._peak_memory,
             classes=self._gauges.read(now),
+            step_time_errors=self._step_gauges.read(now),
         )
 
     def _tell_failure(self, error: Exception) -> None:
@@ -326,7 +340,7 @@ def _shares(work: list[RowWork]) -> tuple[int, int, int]:
 
 def _turned_away(request_id: int, refusal: Refusal) -> Refused:
     if refusal.late:
-        return Refused(request_id, refusal.message, "deadline_ms", "deadline_exceeded")
+        return Refused(request_id, refusal.message, "deadline_ms", DeadlineExceeded.code)
     return Refused(request_id, refusal.message, code="overloaded", retry_after_s=refusal.retry_after_s)
 
 
@@ -337,6 +351,7 @@ def _last_delta(
     *,
     logprobs: list[TokenLogprobs] | None = None,
     error: str | None = None,
+    code: str | None = None,
 ) -> RequestDelta:
     return RequestDelta(
         request.request_id,
@@ -345,6 +360,7 @@ def _last_delta(
         finish_reason=reason,
         stop_reason=request.stop_reason,
         error=error,
+        code=code,
         cached_tokens=request.num_cached,
         stamps=_engine_stamps(request),
         preemptions=request.preemptions,
@@ -352,7 +368,6 @@ def _last_delta(
 
 
 def _too_late(request: Request) -> str:
-    """The front end tells it by its first word."""
     waited = (request.timeline.times[-1] - request.timeline.times[request.num_front_stamps]) / NS_PER_MS
     return (
         f"deadline exceeded: the request had not started when its time was up, after {waited:.0f} ms of waiting in the "

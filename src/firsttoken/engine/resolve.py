@@ -15,11 +15,13 @@ from firsttoken.devices.interface import Device, DevicePolicy
 from firsttoken.devices.registry import choose_device
 from firsttoken.engine.affinity import check_core
 from firsttoken.engine.config import EngineConfig
+from firsttoken.engine.host_clock import HostClock
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.scheduler.budget import Budget
 from firsttoken.scheduler.step_learner import LearningStepTime
 from firsttoken.scheduler.step_prior import ModelCost, rough_step_time
 from firsttoken.scheduler.step_time import StepTime
+from firsttoken.scheduler.window import BatchWindow, find_window
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -77,6 +79,8 @@ def resolve(
     step_time = LearningStepTime(rough_step_time(policy.roof, _cost(checkpoint, weight_bytes, kv_format), policy.sizes))
     budget = _budget(args, policy, step_time)
     max_num_seqs = _positive("max_num_seqs", args.max_num_seqs, _MAX_NUM_SEQS)
+    host = HostClock()
+    window = _window(args, max_num_seqs, step_time, host)
     max_model_len, kv_blocks = _lengths(args, config, kv_format, max_num_seqs, policy, (free, left), log)
     # More threads than processors only wait for each other, and OpenMP ends the process when it gets none.
     threads = _positive("threads", _given(args.threads, facts.threads), max(16, 2 * facts.threads))
@@ -101,6 +105,8 @@ def resolve(
         budget=budget,
         step_time=step_time,
         in_flight=_positive("in_flight", _given(args.in_flight, policy.in_flight), policy.max_in_flight),
+        window=window,
+        host=host,
     )
 
 
@@ -109,6 +115,17 @@ def _budget(args: EngineArgs, policy: DevicePolicy, step_time: StepTime) -> Budg
         if getattr(args, option) is not None:
             _positive(option, getattr(args, option))
     return policy.budget(step_time).limited(args.prefill_tokens, args.mixed_prefill_tokens)
+
+
+def _window(args: EngineArgs, max_num_seqs: int, step_time: StepTime, host: HostClock) -> BatchWindow | None:
+    """It hears of the loop's own work: a process that computes on the CPU, or looks for the GPU's results again and
+    again, is busy whenever there is a step."""
+    try:
+        return find_window(
+            args.batch_window, args.targets, queue_limit=max_num_seqs, step_time=step_time, cpu_share=host.share
+        )
+    except ConfigError as error:
+        raise ConfigError(f"batch_window: {error}") from None
 
 
 def _cost(checkpoint: Checkpoint, weight_bytes: int, kv_format: KVFormat) -> ModelCost:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import msgspec
 
 from firsttoken.core.clock import now_ns
+from firsttoken.core.errors import DeadlineExceeded
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request, Status
 from firsttoken.core.timeline import Mark
@@ -49,12 +50,13 @@ from firsttoken.transport.socket_channel import SocketClientEnd, SocketEngineEnd
 
 @dataclass(frozen=True)
 class Fault:
-    """In a script, in place of a token: the request fails there, or (``fatal``) the whole engine does.
+    """In a script, in place of a token: the request fails there with ``code``, or (``fatal``) the whole engine does.
 
     A fatal fault sends `Failed` first, unless ``silent``: then the channel just closes, as when a process is killed.
     """
 
     message: str = "scripted fault"
+    code: str | None = None
     fatal: bool = False
     silent: bool = False
 
@@ -286,7 +288,7 @@ class StubLoop:
             self._waiting.remove(stream)
             stream.request.finish("error")
             self._totals["failed"] += 1
-            self._tell(stream, [], "deadline passed before the request could start")
+            self._tell(stream, [], Fault("deadline passed before the request could start", DeadlineExceeded.code))
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._config.max_num_seqs:
@@ -311,14 +313,14 @@ class StubLoop:
     def _advance(self, stream: _Stream) -> None:
         request = stream.request
         tokens: list[int] = []
-        error = None
+        fault = None
         while request.finish_reason is None and len(tokens) < self._config.tokens_per_step:
             item = stream.next()
             if isinstance(item, Fault):
                 if item.fatal:
                     self.killed_by = item
                     return
-                error = item.message
+                fault = item
                 request.finish("error")
             elif item is None:
                 request.finish("length")
@@ -327,9 +329,9 @@ class StubLoop:
                 self._append(request, item)
         if request.finish_reason is not None:
             del self._running[request.request_id]
-            self._totals["finished" if error is None else "failed"] += 1
+            self._totals["finished" if fault is None else "failed"] += 1
         self._totals["output_tokens"] += len(tokens)
-        self._tell(stream, tokens, error)
+        self._tell(stream, tokens, fault)
 
     def _append(self, request: Request, token: int) -> None:
         if not request.num_output:
@@ -342,7 +344,7 @@ class StubLoop:
 
     # ------------------------------------------------------------------ telling
 
-    def _tell(self, stream: _Stream, tokens: list[int], error: str | None = None) -> None:
+    def _tell(self, stream: _Stream, tokens: list[int], fault: Fault | None = None) -> None:
         request = stream.request
         stamps = request.timeline.stamps()[stream.told_stamps :]
         stream.told_stamps += len(stamps)
@@ -356,7 +358,8 @@ class StubLoop:
                 logprobs,
                 finish_reason=request.finish_reason,
                 stop_reason=request.stop_reason,
-                error=error,
+                error=None if fault is None else fault.message,
+                code=None if fault is None else fault.code,
                 cached_tokens=request.num_cached,
                 stamps=stamps,
             )
@@ -380,6 +383,7 @@ class StubLoop:
             heartbeat_ns=now,
             last_step_ns=self._last_step_ns,
             classes=[],
+            step_time_errors={},
             **self._totals,
         )
         deltas, self._deltas = self._deltas, []

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Delta", "Generation", "GenerationFailed"]
 
 
-# How the engine's error begins when a request did not start by its deadline.
-DEADLINE = "deadline"
 # Arrivals (a token each, as a rule) that a consumer turns into text before it lets others run: a reader that comes back
 # late to thousands of tokens and dozens of stop strings must not hold up the rest.
 _TURN = 128
@@ -40,10 +38,10 @@ class GenerationFailed(FirstTokenError):
         self.message = message
 
 
-def failure(error: str | None, prefix: str = "") -> FirstTokenError:
-    """What a caller is told of a request that the engine ended with ``error``."""
-    message = prefix + (error or "the engine gave no reason")
-    if error is not None and error.startswith(DEADLINE):
+def failure(last: RequestDelta, prefix: str = "") -> FirstTokenError:
+    """What a caller is told of a request that the engine ended with an error."""
+    message = prefix + (last.error or "the engine gave no reason")
+    if last.code == DeadlineExceeded.code:
         return DeadlineExceeded(message)
     return GenerationFailed(message)
 
@@ -53,7 +51,7 @@ def refused(refusal: Refused, prefix: str = "") -> FirstTokenError:
     message = prefix + refusal.message
     if refusal.retry_after_s is not None:
         return Overloaded(message, refusal.retry_after_s)
-    if refusal.message.startswith(DEADLINE):
+    if refusal.code == DeadlineExceeded.code:
         return DeadlineExceeded(message)
     return InvalidRequest(message, param=refusal.param, code=refusal.code)
 
@@ -233,7 +231,7 @@ class Generation:
         last, ns = items[-1][1], items[-1][2]
         reason = last.finish_reason
         if reason == "error":
-            self._fail(failure(last.error))
+            self._fail(failure(last))
             reason = None
         tokens, logprobs = _merged(items)
         if tokens or reason is not None:

@@ -39,6 +39,7 @@ _STOP_S = 5.0
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Classes = str | Sequence[str]
+Priorities = int | Sequence[int] | None
 Arrival = tuple[RequestDelta, int] | Refused | EngineDead
 
 
@@ -113,18 +114,20 @@ class LLM:
         *,
         use_tqdm: bool = False,
         service_class: Classes = "p2",
+        priority: Priorities = None,
     ) -> list[RequestOutput]:
         """One output for each prompt, in their order.
 
         ``prompts``: text, token ids, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, or a list of these.
         ``sampling_params``: one for all, one for each, or None for the checkpoint's defaults. All prompts are checked
         before any is started. ``use_tqdm`` shows progress on stderr. ``service_class``, "p0", "p1" or "p2": one for
-        all or one for each; the best goes first. More than may wait in the engine wait here. Raises `InvalidRequest`,
+        all or one for each; the best goes first, and inside a class the lowest ``priority``, as in vLLM: one for all or
+        one for each too. More than may wait in the engine wait here. Raises `InvalidRequest`,
         `GenerationFailed` when a request failed in the engine, `Overloaded` when others leave it no room, `EngineDead`.
         """
         items = split_prompts(prompts)
         params = self._params_for(len(items), sampling_params)
-        terms = _terms_for(len(items), service_class)
+        terms = _terms_for(len(items), service_class, priority)
         jobs = []
         for number, (item, one, on) in enumerate(zip(items, params, terms, strict=True)):
             timeline = Timeline()
@@ -144,12 +147,13 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         service_class: Classes = "p2",
+        priority: Priorities = None,
     ) -> list[RequestOutput]:
         """`generate` for one conversation, or several, by the checkpoint's chat template. Raises as `generate`."""
         several = bool(messages) and not isinstance(messages[0], dict)
         conversations: list[Any] = list(messages) if several else [messages]
         params = self._params_for(len(conversations), sampling_params)
-        terms = _terms_for(len(conversations), service_class)
+        terms = _terms_for(len(conversations), service_class, priority)
         template, tokenizer = self._text.chat_template, self.get_tokenizer()
         if template is None:
             raise InvalidRequest(f"model {self.info.model!r} has no chat template: use generate", param="messages")
@@ -331,7 +335,7 @@ class _Batch:
             return None
         job, index = found
         if delta.finish_reason == "error":
-            raise failure(delta.error, f"prompt {job.number}: ")
+            raise failure(delta, f"prompt {job.number}: ")
         made = job.answers[index].push(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_reason)
         job.so_far.add(made)
         if index == 0:
@@ -345,15 +349,20 @@ class _Batch:
         return job
 
 
-def _terms_for(count: int, given: Classes) -> list[Terms]:
-    if isinstance(given, str):
-        return [Terms(service=class_named(given))] * count
-    if len(given) != count:
-        raise InvalidRequest(
-            f"{len(given)} service classes for {count} prompts: give one for all or one for each",
-            param="service_class",
-        )
-    return [Terms(service=class_named(one)) for one in given]
+def _terms_for(count: int, classes: Classes, priorities: Priorities) -> list[Terms]:
+    named = [classes] * count if isinstance(classes, str) else list(classes)
+    if priorities is None:
+        priorities = 0
+    ordered: list[Any] = list(priorities) if isinstance(priorities, list | tuple) else [priorities] * count
+    for param, what, given in (("service_class", "service classes", named), ("priority", "priorities", ordered)):
+        if len(given) != count:
+            raise InvalidRequest(
+                f"{len(given)} {what} for {count} prompts: give one for all or one for each", param=param
+            )
+    for priority in ordered:
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise InvalidRequest(f"priority must be a whole number, got {priority!r:.80}", param="priority")
+    return [Terms(service=class_named(one), priority=own) for one, own in zip(named, ordered, strict=True)]
 
 
 @contextmanager

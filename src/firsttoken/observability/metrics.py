@@ -7,7 +7,7 @@ front end, a fraction of a microsecond a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.service import CLASS_NAMES
-from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats
+from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats, StepTimeErrors
 
 Outcome = Literal["finished", "aborted", "refused", "expired", "failed"]
 
@@ -47,6 +47,7 @@ class EngineCollector(Collector):
         yield from _gauges(stats)
         yield from _counters(stats)
         yield from _classes(stats.classes)
+        yield _step_time_errors(stats.step_time_errors)
         if self.info is not None:
             yield _info(self.info)
 
@@ -206,6 +207,18 @@ def _classes(classes: Sequence[ClassStats]) -> Iterator[Metric]:
         if stats.until_missed_s is not None:
             missed.add_metric([name], stats.until_missed_s)
     yield from (waiting, running, turned_away, predicted, missed)
+
+
+def _step_time_errors(kinds: Mapping[str, StepTimeErrors]) -> Metric:
+    ratio = GaugeMetricFamily(
+        "firsttoken_step_time_error_ratio",
+        "Of the last predictions of how long a step takes, by which prompts are cut: |predicted - measured| / measured",
+        labels=["kind", "quantile"],
+    )
+    for kind, errors in kinds.items():
+        ratio.add_metric([kind, "0.5"], errors.median)
+        ratio.add_metric([kind, "0.9"], errors.p90)
+    return ratio
 
 
 def _info(info: EngineInfo) -> Metric:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from time import process_time_ns
 
-from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
+from firsttoken.core.clock import NS_PER_MS, NS_PER_S
+from firsttoken.core.duration import milliseconds
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.request import Request
 from firsttoken.core.service import ServiceClass, Targets
@@ -32,6 +32,7 @@ LATE, EARLY = 1.2, 0.9  # P95 as a share of its target
 SHORT, DEEP = 1 / 3, 0.8  # the queue as a share of its limit
 SHRINK, GROW = 0.8, 1.5
 BUSY_CPU = 0.9
+LONGEST_MS = 1000.0
 # How much the newest arrival counts in the means of `PredictedWindow`.
 NEWEST = 0.1
 
@@ -52,11 +53,11 @@ class BatchWindow(ABC):
 
 
 class StaticWindow(BatchWindow):
-    """Always ``ms``. Raises `ConfigError` for a time below 0."""
+    """Always ``ms``. Raises `ConfigError` unless it is from 0 to `LONGEST_MS`."""
 
     def __init__(self, ms: float) -> None:
-        if not 0 <= ms < float("inf"):
-            raise ConfigError(f"a batch window must be 0 ms or more, got {ms!r}")
+        if not 0 <= ms <= LONGEST_MS:
+            raise ConfigError(f"a batch window must be 0 ms or more and at most {LONGEST_MS:g} ms, got {ms:g} ms")
         self._ns = round(ms * NS_PER_MS)
 
     def hold_until_ns(self, now_ns: int, oldest_ns: int, waiting: int, load: StepLoad) -> int:
@@ -69,8 +70,9 @@ class AdaptiveWindow(BatchWindow):
 
     - times 0.8 when P95 is over 1.2 x ``target_ms`` *and* less than a third of ``queue_limit`` requests wait;
     - times 1.5 when more than 80 % of ``queue_limit`` wait *and* P95 is under 0.9 x ``target_ms``;
-    - while ``cpu_share`` (0 to 1, of the engine's process) is over 0.9, the host bounds the step rate and more requests
-      a step are worth more: the window does not shrink, and grows whenever P95 is under 0.9 x ``target_ms``.
+    - while ``cpu_share`` (0 to 1, of the engine's work beside the device's) is over 0.9, the host bounds the step rate
+      and more requests a step are worth more: the window does not shrink, and grows whenever P95 is under 0.9 x
+      ``target_ms``.
 
     At ``low_ms`` nothing is held. After a second without a sign of a request it is back there, and the first burst is
     answered at once. Raises `ConfigError`.
@@ -132,20 +134,6 @@ class AdaptiveWindow(BatchWindow):
         return 1.0
 
 
-class ProcessCPU:
-    """The share of one core that this process has used since the last call; 0 at the first."""
-
-    def __init__(self) -> None:
-        self._asked_ns = self._used_ns = 0
-
-    def __call__(self) -> float:
-        now, used = now_ns(), process_time_ns()
-        passed, share_ns = now - self._asked_ns, used - self._used_ns
-        first = not self._asked_ns
-        self._asked_ns, self._used_ns = now, used
-        return 0.0 if first or passed <= 0 else share_ns / passed
-
-
 class PredictedWindow(BatchWindow):
     """Holds only while the model of step times says that it pays.
 
@@ -185,20 +173,22 @@ class PredictedWindow(BatchWindow):
 def find_window(
     name: str, targets: Targets, *, queue_limit: int, step_time: StepTime, cpu_share: Callable[[], float] | None = None
 ) -> BatchWindow | None:
-    """A new window: milliseconds, ``adaptive`` (to the first token's target of the best class that has one) or
-    ``predicted``. None for 0 ms. Raises `ConfigError`."""
+    """A new window: a time (``2ms``; a number alone is milliseconds), ``adaptive`` (to the first token's target of the
+    best class that has one) or ``predicted``. None for 0. Raises `ConfigError`."""
     if name == PREDICTED:
         return PredictedWindow(step_time)
     if name == ADAPTIVE:
         promised = [targets.of(service).ttft_p99 for service in ServiceClass]
         target = next((ms for ms in promised if ms is not None), None)
         if target is None:
-            raise ConfigError("the adaptive window follows a target for the first token: state one")
+            raise ConfigError("the adaptive window follows a target for the first token (ttft_p99): state one")
         return AdaptiveWindow(target, queue_limit, cpu_share=cpu_share)
     try:
-        ms = float(name)
+        ms = milliseconds(f"{name}ms" if name[-1:].isdecimal() else name)
     except ValueError:
-        raise ConfigError(f"{name!r:.80} is no batch window: give milliseconds, {ADAPTIVE} or {PREDICTED}") from None
+        raise ConfigError(
+            f"{name!r:.80} is no batch window: give a time as in 2ms, {ADAPTIVE} or {PREDICTED}"
+        ) from None
     return StaticWindow(ms) if ms else None
 
 
@@ -209,26 +199,25 @@ def _never_busy() -> float:
 class Hold:
     """Whether the waiting requests are kept back. The scheduler's own: it tells who came and when the queue is empty.
 
-    A request of a class with ``max_queue`` ends the hold of all when it has waited for so long.
+    A window breaks no promise. A request of a class with ``max_queue`` goes at once, and takes with it all that are
+    held; so does any other when half of its ``starts_within``, or half of the time to its deadline, is over.
     """
 
     def __init__(self, window: BatchWindow, targets: Targets) -> None:
         self.window = window
         self._targets = targets
         self._oldest_ns: int | None = None  # None while nobody is held
-        self._latest_ns = 0
+        self._latest_ns = 0  # no promise allows it to last longer
         self.wake_ns = 0
 
     def arrived(self, request: Request, *, queue_was_empty: bool) -> None:
         """``request`` was queued; its last stamp says when."""
         now = request.timeline.times[-1]
         self.window.arrived(now, request.num_prompt)
-        most = self._targets.of(request.service).max_queue
-        latest = now + round(most * NS_PER_MS) if most is not None else None
+        latest = self._latest(request, now)
         if queue_was_empty:
-            self._oldest_ns = now
-            self._latest_ns = 1 << 63 if latest is None else latest
-        elif latest is not None:
+            self._oldest_ns, self._latest_ns = now, latest
+        else:
             self._latest_ns = min(self._latest_ns, latest)
 
     @property
@@ -246,6 +235,15 @@ class Hold:
             return False
         self.wake_ns = until
         return True
+
+    def _latest(self, request: Request, now_ns: int) -> int:
+        promised = self._targets.of(request.service)
+        if promised.max_queue is not None:
+            return now_ns
+        latest = now_ns + round(promised.starts_within * NS_PER_MS / 2)
+        if request.deadline_ns:
+            latest = min(latest, now_ns + (request.deadline_ns - now_ns) // 2)
+        return latest
 
 
 def _mean(before: float | None, value: float) -> float:

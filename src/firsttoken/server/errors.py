@@ -92,7 +92,7 @@ def as_api_error(exc: BaseException) -> ApiError:
     if isinstance(exc, Overloaded):
         return overloaded(exc)
     if isinstance(exc, DeadlineExceeded):
-        return ApiError(504, str(exc), type_="timeout", param="deadline_ms", code="deadline_exceeded")
+        return ApiError(504, str(exc), type_="timeout", param="deadline_ms", code=exc.code)
     if isinstance(exc, FirstTokenError):
         return ApiError(500, str(exc), type_="server_error", code="generation_failed")
     logger.error("a request failed unexpectedly", exc_info=exc)

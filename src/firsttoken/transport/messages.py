@@ -62,6 +62,15 @@ class ClassStats(msgspec.Struct, frozen=True, array_like=True):
     until_missed_s: float | None
 
 
+class StepTimeErrors(msgspec.Struct, frozen=True, array_like=True):
+    """How far the model of step times was off in the last ``steps`` steps of a kind, as |predicted - measured| /
+    measured: the ``median`` and the ``p90``."""
+
+    steps: int
+    median: float
+    p90: float
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals, sent with every step and as a heartbeat when idle. ``kv_*`` count blocks.
 
@@ -91,13 +100,15 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     host_ns: int = 0
     peak_memory: int = 0
     classes: list[ClassStats] = []  # in the order of `ServiceClass`
+    step_time_errors: dict[str, StepTimeErrors] = {}  # of each kind of step that was seen: decode, mixed, prefill
 
 
 class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request. With ``finish_reason`` it is the last one, and carries the engine's part of the
     timeline and counts.
 
-    ``finish_reason``: "stop" (an end token), "length", "abort" or "error" (then ``error`` says why).
+    ``finish_reason``: "stop" (an end token), "length", "abort" or "error" (then ``error`` says why, and ``code``, where
+    there is one, is a stable word for it).
     ``stop_reason``: the token id that ended it, when it was one of the caller's ``stop_token_ids``.
     """
 
@@ -107,6 +118,7 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
+    code: str | None = None
     cached_tokens: int = 0
     stamps: list[tuple[int, int]] = []
     preemptions: int = 0
