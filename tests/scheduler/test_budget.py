@@ -21,7 +21,14 @@ def load(rows: int, context: int = 0, reach: int = 0) -> StepLoad:
 
 
 def timed(**fields: Any) -> TimeBudget:
-    given = {"time": TIME, "stretch": 3.0, "crowded": 5.0, "alone": ((0, 4096), (2, 2048)), "sizes": GRAPH_SIZES}
+    given = {
+        "time": TIME,
+        "stretch": 3.0,
+        "added": 100.0,
+        "crowded": 5.0,
+        "alone": ((0, 4096), (2, 2048)),
+        "sizes": GRAPH_SIZES,
+    }
     return TimeBudget(**given | fields)
 
 
@@ -99,6 +106,14 @@ def test_a_device_that_does_not_pad_is_given_what_fits_to_the_token():
     assert by_time(1e9, load(10), time=time, sizes=StepSizes()) == 4096
 
 
+def test_the_more_rows_the_less_each_is_stretched():
+    budget = timed(added=2.0)  # 8 ms: a step of one row takes 4
+    assert budget.prefill_tokens(load(4), 0) == by_time(12.0, load(4)), "4 ms alone, three times that"
+    rows = load(16, 40_000)  # 8 ms alone
+    assert budget.prefill_tokens(rows, 0) == by_time(16.0, rows) < by_time(24.0, rows)
+    assert budget.prefill_tokens(rows, 17) == by_time(40.0, rows), "a crowd outweighs them"
+
+
 @pytest.mark.parametrize("sizes", [GRAPH_SIZES, StepSizes()])
 def test_now_and_then_a_step_is_larger_than_what_is_thought_to_fit(sizes: StepSizes):
     """On a model that thinks nothing fits, or a wrong one would never be shown to be."""
@@ -129,6 +144,7 @@ def test_the_callers_caps_replace_the_time():
         ({"stretch": 1.0}, "more than its decode rows alone"),
         ({"stretch": float("nan")}, "more than its decode rows"),
         ({"crowded": 2.0}, "in a crowd no less"),
+        ({"added": 0.0}, "add some time"),
         ({"least": 0}, "least"),
         ({"alone": ()}, "alone"),
     ],
@@ -184,7 +200,7 @@ class Promised:
 def test_steps_of_the_scheduler_stay_within_the_gap_while_a_long_prompt_is_computed(world: Any):
     time = FittedStepTime(StepSizes(), ((1, 1.0), (11, 2.0)), 0.002, 0.001, 0.0)
     w = world(blocks=64, slots=4, alone=40, mixed=40)
-    w.scheduler.budget = Promised(TimeBudget(time, 3.0, 3.0, ((0, 40),), StepSizes(), least=1), 2.6)
+    w.scheduler.budget = Promised(TimeBudget(time, 3.0, 9.0, 3.0, ((0, 40),), StepSizes(), least=1), 2.6)
     for length in (3, 5, 4):
         w.add([length] * length, 30)
     w.step()

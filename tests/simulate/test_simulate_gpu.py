@@ -78,7 +78,7 @@ def test_a_measured_load_is_reproduced() -> None:
         host_ms=gpu.sustained.host_ms,
     )
     learner = LearningStepTime(gpu.alone)
-    then = TimeBudget(learner, 3.3, 5.0, ((0, 8192), (2, 2048)), GRAPH_SIZES)
+    then = TimeBudget(learner, 3.3, 100.0, 5.0, ((0, 8192), (2, 2048)), GRAPH_SIZES)
     jobs = poisson_jobs(40, 12, Mix.parse(measured["mix"]), 1)
     figures = simulate(jobs, Policy("then", then, step_time=learner), engine, gpu.step_time).classes["p2"].result(1)
     for name, key in (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("itl_ms", "p90"), ("e2e_ms", "p99")):

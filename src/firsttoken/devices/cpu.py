@@ -31,6 +31,7 @@ POLICY = DevicePolicy(
         # The default model decodes a row in 12 ms on two cores: chunks of some 48 tokens beside it, fewer after some
         # thousand tokens of context. Larger ones are faster per token, and every gap feels them.
         stretch=5.0,
+        added=8.0,
         crowded=5.0,
         # Alone, 512 rows are 5 % faster per token than 256 and as fast as more; whoever arrives meanwhile waits for one
         # chunk.

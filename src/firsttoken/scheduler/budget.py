@@ -15,6 +15,7 @@ EXPLORE_EVERY = 128
 # Where there are no sizes, this part of what was predicted to fit is added.
 EXPLORE_PART = 4
 CROWD = 16
+ONE_ROW = StepLoad(1, 1, 0, 0)
 
 
 class Budget(Protocol):
@@ -107,8 +108,9 @@ class StepTotal(msgspec.Struct, frozen=True):
 class TimeBudget(msgspec.Struct):
     """As many prompt tokens beside decode rows as keep the step, by ``time``, within what those who decode are promised
     for their next token. Without a promise a step may take ``stretch`` times as long as its decode rows would alone,
-    and ``crowded`` times while at least `CROWD` requests wait, and more than decode: longer gaps for those few, and a
-    queue that drains sooner for all others.
+    but add no more than ``added`` times what a step of a single row takes: the more rows, the less each is to be
+    stretched. It may take ``crowded`` times as long while at least `CROWD` requests wait, and more than decode: longer
+    gaps for those few, and a queue that drains sooner for all others.
     Of the ``sizes`` that the device pads to and that fit, the one is filled that computes most tokens in a
     millisecond: mostly the largest.
 
@@ -125,6 +127,7 @@ class TimeBudget(msgspec.Struct):
 
     time: StepTime
     stretch: float
+    added: float
     crowded: float
     alone: Levels
     sizes: StepSizes
@@ -139,13 +142,14 @@ class TimeBudget(msgspec.Struct):
                 "a step with prompts takes more than its decode rows alone, and in a crowd no less: stretch "
                 f"{self.stretch}, crowded {self.crowded}"
             )
+        if not self.added > 0:
+            raise ConfigError(f"prompts must be allowed to add some time to a step, got {self.added!r}")
 
     def prefill_tokens(self, load: StepLoad, waiting: int, gap_ms: float | None = None) -> int:
         if not load.decode_rows:
             return _level(self.alone, waiting)
         if gap_ms is None:
-            times = self.crowded if waiting >= max(CROWD, load.decode_rows + 1) else self.stretch
-            gap_ms = times * self.time.ms(load._replace(prefill_reach=0))
+            gap_ms = self._usual_gap(load, waiting)
         padded = next_size(self.sizes.mixed_rows, load.decode_rows)
         most = _level(self.alone, waiting)
         self.answered += 1
@@ -155,6 +159,12 @@ class TimeBudget(msgspec.Struct):
         # Any number of tokens: `least` is taken unasked, so the search begins behind it.
         tokens = bisect_right(range(most), gap_ms, lo=min(self.least, most), key=lambda more: self._ms(load, more + 1))
         return min(tokens + (tokens // EXPLORE_PART + 1) * explore, most)
+
+    def _usual_gap(self, load: StepLoad, waiting: int) -> float:
+        alone = self.time.ms(load._replace(prefill_reach=0))
+        if waiting >= max(CROWD, load.decode_rows + 1):
+            return self.crowded * alone
+        return min(self.stretch * alone, alone + self.added * self.time.ms(ONE_ROW))
 
     def _sized(self, load: StepLoad, padded: int, gap_ms: float, most: int, explore: bool) -> int:
         """The tokens of a size, up to ``most``: of those that fit, of the one that computes most in a millisecond."""
