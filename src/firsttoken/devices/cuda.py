@@ -38,9 +38,9 @@ POLICY = DevicePolicy(
     fixed_memory=2 * GIB,
     budget=partial(
         TimeBudget,
-        # An 8B on an H200 decodes one row in 3.8 ms and 64 in 6: steps of up to 13 ms and 512 token rows beside the one,
-        # of up to 18 ms and 640 beside the others, unless a class is promised less or more. A crowd that comes at once is
-        # served sooner, at the cost of its own gaps.
+        # An 8B on an H200 decodes one row in 3.8 ms and 64 in 6. Steps take up to 13 ms and 512 token rows beside the
+        # one, up to 18 ms and 640 beside the others, unless a class is promised less or more. A crowd that comes at
+        # once is served sooner, at the cost of its own gaps.
         stretch=3.3,
         added=2.9,
         crowded=9.0,
