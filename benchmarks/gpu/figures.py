@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 BENCH = ("firsttoken.cli.main", "bench")
 LARGE, SMALL = "random:llama-3.1-8b", "random:llama-3.2-1b"
+FOLDER = Path(tempfile.gettempdir()) / "firsttoken-weights-8b"
 CLASSES = Path(__file__).parent / "classes.toml"
 
 
@@ -91,6 +93,8 @@ CASES = (
     Case("layout", (*BENCH, "layout", "--device", "cuda"), 60),
     Case("sampling", ("benchmarks.gpu.sampling", "--quick"), 70),
     Case("right", ("benchmarks.gpu.right",), 120),
+    Case("limits", ("benchmarks.gpu.limits", LARGE), 150),
+    Case("weights_8b", ("benchmarks.gpu.weights", "--folder", str(FOLDER)), 150),
     Case("warm_starts_8b", ("benchmarks.gpu.warm", LARGE), 200),
 )
 
