@@ -183,8 +183,10 @@ def test_the_ledger_has_a_record_of_every_step(start):
     assert all(r.planned_ns <= r.submitted_ns <= r.harvested_ns for r in records)
 
 
-def test_the_model_of_step_times_learns_from_what_is_run(start):
+def test_the_model_of_step_times_learns_from_what_is_run(start, monkeypatch):
+    monkeypatch.setattr(loop_module, "LEARN_NS", 10**15)
     engine = start(count_up, step_s=0.005)
+    engine.loop._learned_ns = now_ns()
     engine.submit(ask(1, range(4), max_tokens=200))
     engine.collect([1])
     assert engine.step_time.errors(StepKind.PREFILL).steps == 1
@@ -192,12 +194,23 @@ def test_the_model_of_step_times_learns_from_what_is_run(start):
     assert 3 < engine.step_time.ms(StepLoad(1, 20, 0, 0)) < 30, "by the prior it is a step of a millisecond"
 
 
+def test_slow_steps_are_learned_from_by_time(start):
+    engine = start(count_up, step_s=0.02)
+    engine.submit(ask(1, range(4), max_tokens=29))
+    began = now_ns()
+    engine.collect([1])
+    most = 2 + (now_ns() - began) / loop_module.LEARN_NS
+    assert 4 <= engine.step_time.errors(StepKind.DECODE).steps <= most
+
+
 def test_how_far_predictions_were_off_is_told(start):
     engine = start(count_up, step_s=0.001)
     engine.submit(ask(1, range(4), max_tokens=100), ask(2, range(100, 150), max_tokens=4))
     _, _, stats = engine.collect([1, 2])
-    while "decode" not in stats.step_time_errors or stats.step_time_errors["decode"].steps < 99 // LEARN_EVERY:
+    told = now_ns()
+    while now_ns() - told < 600 * NS_PER_MS:
         stats = engine.messages.get(timeout=5).stats  # heartbeats
+    assert {"decode", "prefill"} <= stats.step_time_errors.keys()
     assert stats.step_time_errors == {
         name: StepTimeErrors(*engine.step_time.errors(kind))
         for name, kind in (("decode", StepKind.DECODE), ("mixed", StepKind.MIXED), ("prefill", StepKind.PREFILL))

@@ -50,6 +50,9 @@ HEARTBEAT_S = 0.5
 # them costs as much as to send the tokens. So does asking the system for the loop's wait for a processor.
 STATS_NS = 10_000_000
 RUN_QUEUE_NS = 5_000_000
+# Of slow steps that only decode, one in `LEARN_EVERY` is too few: where others take the processor for a while, they
+# would be predicted by the time before, and chunks beside them, which are all learned from, by the time since.
+LEARN_NS = 100_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +100,7 @@ class EngineLoop:
         self._steps = 0
         self._captured_steps = 0
         self._last_step_ns = 0
+        self._learned_ns = 0  # from a step that only decodes
         self._told_ns = 0
         self._run_queue_asked_ns = 0
         self._stopping = False
@@ -221,7 +225,10 @@ class EngineLoop:
         self._backlog.ran(step.work, took_ns / NS_PER_S, ends)
         plan = step.planned.plan
         decode_rows, prefill_tokens, context_tokens = _shares(plan.work)
-        if result.typical and (prefill_tokens or not self._steps % LEARN_EVERY):
+        due = not self._steps % LEARN_EVERY or harvested - self._learned_ns >= LEARN_NS
+        if result.typical and (prefill_tokens or due):
+            if not prefill_tokens:
+                self._learned_ns = harvested
             self._step_time.learn(StepLoad.of(plan), (result.ended_ns - result.started_ns) / NS_PER_MS)
         self.ledger.append(
             StepRecord(
