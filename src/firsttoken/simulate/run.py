@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, clock_replaced
@@ -42,6 +43,18 @@ Watch = Callable[[PlannedStep, int, int], None]
 """Is told of a step, and when it begins and ends, in ns."""
 
 
+class Inside(NamedTuple):
+    """The parts of a simulated engine."""
+
+    scheduler: Scheduler
+    kv: KVCache
+    admission: Admission | None
+
+
+AtRest = Callable[[Inside, int], None]
+"""Is shown the engine whenever nothing is left to do in it, at a time in ns."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineShape:
     """The simulated engine: ``kv_blocks`` of 16 tokens, ``host_ms`` of the loop's own work for each step, and the rest
@@ -56,10 +69,14 @@ class EngineShape:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``refused`` counts the codes of requests that can never run; ``virtual_ns`` is when the last step ended."""
+    """``refused`` counts the codes of requests that can never run, and why others were turned away; ``left`` those
+    whose callers did not stay until the end, ``expired`` those that had not started by their deadline. ``virtual_ns``
+    is when the last step ended."""
 
     classes: dict[str, ClassFigures]
     refused: Counter[str]
+    left: int
+    expired: int
     steps: int
     preemptions: int
     evictions: int
@@ -105,9 +122,10 @@ def simulate(
     window: BatchWindow | None = None,
     admission: bool = False,
     watch: Watch | None = None,
+    at_rest: AtRest | None = None,
 ) -> Outcome:
     """Serve ``jobs`` (in order of arrival) to their ends, but for those that ``admission`` turns away as an engine's
-    does. ``watch`` is told of each step when it is launched.
+    does. ``watch`` is told of each step when it is launched, ``at_rest`` of each moment without work.
 
     Raises `ConfigError` for a shape that no engine can have.
     """
@@ -116,9 +134,8 @@ def simulate(
     scheduler = policy.build(
         kv, max_num_seqs=engine.max_num_seqs, max_model_len=engine.max_model_len, targets=targets, window=window
     )
-    run = _Run(jobs, scheduler, kv, step_time, engine, targets, policy.step_time, watch)
-    if admission:
-        run.admission = Admission(targets, engine.max_num_seqs)
+    inside = Inside(scheduler, kv, Admission(targets, engine.max_num_seqs) if admission else None)
+    run = _Run(jobs, inside, step_time, engine, targets, policy.step_time, watch, at_rest)
     with clock_replaced(run.clock.read), _collector_off():
         run.to_the_end()
     return run.outcome()
@@ -140,26 +157,28 @@ class _Run:
     def __init__(
         self,
         jobs: Sequence[Job],
-        scheduler: Scheduler,
-        kv: KVCache,
+        inside: Inside,
         step_time: StepTime,
         engine: EngineShape,
         targets: Targets,
         learner: LearningStepTime | None,
         watch: Watch | None,
+        at_rest: AtRest | None,
     ) -> None:
         self.clock = _VirtualClock()
-        self.admission: Admission | None = None
         self._jobs = jobs
-        self._scheduler = scheduler
-        self._kv = kv
+        self._inside = inside
+        self._scheduler, self._kv, self._admission = inside
         self._step_time = step_time
         self._depth = engine.in_flight
         self._host_ns = round(engine.host_ms * NS_PER_MS)
         self._targets = targets
         self._learner = learner
         self._watch = watch
+        self._at_rest = at_rest
         self._arrived = 0
+        self._leaving: list[tuple[int, int]] = []  # when, and who
+        self._left = self._expired = 0
         self._flying: deque[_Flying] = deque()
         self._device_free_ns = 0
         self._live: dict[int, _Live] = {}
@@ -175,7 +194,10 @@ class _Run:
             self._launch()
             if self._flying:
                 self._harvest()
-            elif (next_ns := self._next_ns()) is not None:
+                continue
+            if not self._live and self._at_rest is not None:
+                self._at_rest(self._inside, self.clock.now)
+            if (next_ns := self._next_ns()) is not None:
                 self.clock.now = max(self.clock.now, next_ns)
             elif self._live:
                 raise RuntimeError(f"{len(self._live)} requests are left and the scheduler plans no step for them")
@@ -183,10 +205,13 @@ class _Run:
                 return
 
     def _next_ns(self) -> int | None:
-        """When something happens while no step runs: a request comes, or the batch window ends. None for never."""
+        """When something happens while no step runs: a request comes, a caller leaves, the batch window ends. None for
+        never."""
         coming = [self._jobs[self._arrived].at_ns] if self._arrived < len(self._jobs) else []
         if self._scheduler.wake_ns:
             coming.append(self._scheduler.wake_ns)
+        if self._live and self._leaving:
+            coming.append(self._leaving[0][0])
         return min(coming, default=None)
 
     def outcome(self) -> Outcome:
@@ -194,6 +219,8 @@ class _Run:
         return Outcome(
             classes=self._classes,
             refused=self._refused,
+            left=self._left,
+            expired=self._expired,
             steps=self._steps,
             preemptions=counters.preemptions,
             evictions=self._kv.stats().evictions,
@@ -208,6 +235,16 @@ class _Run:
         while self._arrived < len(jobs) and jobs[self._arrived].at_ns <= self.clock.now:
             self._add(jobs[self._arrived], self._arrived)
             self._arrived += 1
+        while self._leaving and self._leaving[0][0] <= self.clock.now:
+            request = self._scheduler.abort(heappop(self._leaving)[1])
+            if request is not None:
+                self._left += 1
+                self._forget(request)
+
+    def _forget(self, request: Request) -> _Live:
+        if self._admission is not None:
+            self._admission.backlog.ended(request)
+        return self._live.pop(request.request_id)
 
     def _add(self, job: Job, number: int) -> None:
         wire = EngineRequest(
@@ -217,6 +254,8 @@ class _Run:
             seed=0,
             max_tokens=job.output,
             service=job.service,
+            tenant=job.tenant,
+            deadline_ns=job.at_ns + round(job.deadline_ms * NS_PER_MS) if job.deadline_ms else 0,
             # It was sent when it arrived; the engine looks between two steps.
             stamps=[(Mark.TOKENIZED, job.at_ns)],
         )
@@ -225,16 +264,21 @@ class _Run:
         if never is not None:
             self._refused[never.code or "invalid"] += 1
             return
-        refusal = self.admission.decide(request) if self.admission is not None else None
+        refusal = self._admission.decide(request) if self._admission is not None else None
         if refusal is not None:
             self._refused[f"overloaded: {refusal.reason} of {job.service.name.lower()}"] += 1
             return
         self._scheduler.add(request)
         self._live[number] = _Live(job, array("q"))
+        if job.patience_ms:
+            heappush(self._leaving, (job.at_ns + round(job.patience_ms * NS_PER_MS), number))
 
     def _launch(self) -> None:
         while len(self._flying) < self._depth:
             planned = self._scheduler.plan()
+            for request in self._scheduler.expired():
+                self._expired += 1
+                self._forget(request)
             if planned is None:
                 return
             self.clock.now += self._host_ns
@@ -247,8 +291,8 @@ class _Run:
             if self._learner is not None and (load.prefill_tokens or not self._steps % LEARN_EVERY):
                 self._learner.learn(load, ms)
             work = None
-            if self.admission is not None:
-                work = self.admission.backlog.planned(planned, self._scheduler.counters.preemptions)
+            if self._admission is not None:
+                work = self._admission.backlog.planned(planned, self._scheduler.counters.preemptions)
             self._flying.append(_Flying(planned, began, self._device_free_ns, work))
             if self._watch is not None:
                 self._watch(planned, began, self._device_free_ns)
@@ -265,14 +309,12 @@ class _Run:
             live[update.request.request_id].token_times.append(now)
             if update.finished:
                 self._finish(update)
-        if self.admission is not None and work is not None:
-            self.admission.backlog.ran(work, (ended_ns - began_ns) / NS_PER_S, before - len(live))
+        if self._admission is not None and work is not None:
+            self._admission.backlog.ran(work, (ended_ns - began_ns) / NS_PER_S, before - len(live))
 
     def _finish(self, update: Update) -> None:
         request = update.request
-        ended = self._live.pop(request.request_id)
-        if self.admission is not None:
-            self.admission.backlog.ended(request)
+        ended = self._forget(request)
         name = ended.job.counted_in
         figures = self._classes.get(name)
         if figures is None:

@@ -26,6 +26,8 @@ class Job:
 
     Prompts are alike as far as their ``blocks`` are (ids of `TRACE_BLOCK_TOKENS` tokens each, the last one perhaps cut
     short); one without blocks is like no other. The figures of a ``group`` are told apart from others of its class.
+    ``tenant`` shares the class with others. The caller leaves after ``patience_ms``, whether the request runs or not,
+    and one that has not started after ``deadline_ms`` never does; 0 for never, and for no deadline.
     """
 
     at_ns: int
@@ -34,6 +36,9 @@ class Job:
     blocks: tuple[int, ...] = ()
     service: ServiceClass = ServiceClass.P2
     group: str = ""
+    tenant: str = ""
+    patience_ms: float = 0.0
+    deadline_ms: float = 0.0
 
     @property
     def counted_in(self) -> str:
