@@ -21,6 +21,7 @@ from firsttoken.core.service import ClassTargets, ServiceClass, Targets
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import Scheduler, SchedulerConfig, TokenCap
 from firsttoken.scheduler.admission import Admission, Refusal
+from firsttoken.scheduler.tenant_queue import TenantQueue
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
 P0, P1, P2 = ServiceClass
@@ -50,7 +51,9 @@ class Engine:
     def seconds(self) -> float:
         return self.now / NS_PER_S
 
-    def ask(self, prompt: int, service: int = P2, output: int = 1, deadline_ms: float = 0.0) -> Refusal | None:
+    def ask(
+        self, prompt: int, service: int = P2, output: int = 1, deadline_ms: float = 0.0, tenant: str = ""
+    ) -> Refusal | None:
         number = len(self.arrived) + 1
         self.arrived[number] = self.seconds
         wire = EngineRequest(
@@ -60,6 +63,7 @@ class Engine:
             seed=0,
             max_tokens=output,
             service=service,
+            tenant=tenant,
             deadline_ns=self.now + round(deadline_ms * NS_PER_MS) if deadline_ms else 0,
         )
         request = Request(wire)
@@ -168,6 +172,64 @@ def test_after_retry_after_there_is_room(engine):
         pass
     one.run_until(one.seconds + refusal.retry_after_s)
     assert one.ask(100) is None
+
+
+# ---------------------------------------------------------------------- tenants
+
+
+def test_a_queue_that_is_full_of_one_tenant_has_room_for_others(engine):
+    one = engine(p2(max_waiting=6), rows=1)
+    one.ask(50, output=50, tenant="flood")
+    one.step()
+    assert [one.ask(50, tenant="flood") for _ in range(6)] == [None] * 6
+    assert one.ask(50, tenant="flood").reason == "queue"
+    assert [one.ask(50, tenant="calm") for _ in range(3)] == [None] * 3  # half of the places, of two
+    assert one.ask(50, tenant="calm").reason == "queue"
+    assert one.ask(50, tenant="third") is None
+    for number in range(2, 8):
+        one.abort(number)
+    assert one.ask(50, tenant="flood") is None
+
+
+def test_a_flood_of_one_tenant_does_not_turn_away_another(engine):
+    """The flood alone misses the target; who sends little is served next, and let in."""
+    one = engine(p2(ttft_p99=2000), rows=4)
+    one.load(4, 0.05, 100)  # twice what it can do
+    begun = one.seconds
+    flood = calm = 0
+    for turn in range(100):
+        one.run_until(begun + 0.05 * turn)
+        flood += one.ask(100, tenant="flood") is not None
+        if turn % 20 == 0:
+            calm += one.ask(100, tenant="calm") is not None
+            number = len(one.arrived)
+            one.run_until(one.seconds + 0.8)
+            assert one.ttft.get(number, 9.0) < 0.8
+    assert flood > 20
+    assert calm == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50), st.booleans()), max_size=60))
+def test_the_sums_of_tenants(changes):
+    queue, waiting = TenantQueue(), []
+    shares = {"a": 0.1, "b": 1.0, "c": 3.0}
+    for tenant, tokens, leaves in changes:
+        if leaves and waiting:
+            queue.remove(*waiting.pop(tokens % len(waiting)))
+        else:
+            queue.add(tenant, shares[tenant], tokens)
+            waiting.append((tenant, tokens))
+        known = {name for name, _ in waiting}
+        assert len(queue) == len(known)
+        for name in shares:
+            own = [tokens for other, tokens in waiting if other == name]
+            ahead = queue.ahead_of(name)
+            assert len(own) - 1e-6 <= ahead.requests <= len(waiting)
+            assert sum(own) - 1e-6 <= ahead.tokens <= sum(tokens for _, tokens in waiting)
+            if known == {name}:
+                assert ahead == (len(waiting), sum(own)), "alone, all that waits goes before"
+        if known:
+            assert any(not queue.has_less_than_its_part(name, len(waiting)) for name in known)
 
 
 # ---------------------------------------------------------------------- predictions

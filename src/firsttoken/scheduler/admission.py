@@ -2,6 +2,9 @@
 
 To turn away one who would have been served in time is worse than to let in one who will not: so a prediction must be
 over its limit clearly, nothing is refused by it while nothing goes before, and a class with ``max_queue`` never is.
+
+What one tenant sends too much of turns away that tenant: a prediction counts of a class's queue what goes before the
+tenant's own requests, and a full queue still takes tenants that have less than their part of it.
 """
 
 from __future__ import annotations
@@ -46,14 +49,15 @@ class Admission:
         """Why it is turned away; None when it is let in: then it is part of the backlog until `Backlog.ended`."""
         now = now_ns()
         self.backlog.offered(request, now)
-        refusal = self._by_count(request.service, now) or self._by_time(request, now)
+        refusal = self._by_count(request, now) or self._by_time(request, now)
         if refusal is None:
             self.backlog.arrived(request)
         else:
             self.refused[request.service][refusal.reason] += 1
         return refusal
 
-    def _by_count(self, service: int, now: int) -> Refusal | None:
+    def _by_count(self, request: Request, now: int) -> Refusal | None:
+        service = request.service
         backlog, most = self.backlog, self.targets.of(service).max_waiting
         waiting = backlog.waiting[service]
         if waiting < most:
@@ -61,6 +65,8 @@ class Admission:
         # Those that came together while rows are free do not wait yet: the next plan is about to start them.
         free = max(backlog.rows - sum(backlog.running), 0)
         if waiting - min(backlog.fresh[service], free) < most:
+            return None
+        if backlog.queues[service].has_less_than_its_part(request.tenant, most):
             return None
         # As many must start as are too many, at the pace at which all of them would.
         seconds = self.headroom.wait(service, now).seconds * (waiting - most + 1) / waiting
@@ -82,9 +88,10 @@ class Admission:
         if not self.headroom.crowded(service):
             return None
         name = ServiceClass(service).name.lower()
+        ahead = self.backlog.queues[service].ahead_of(request.tenant)
         if targets.ttft_p99 is not None:
             target = targets.ttft_p99 / 1000
-            predicted = self.headroom.ttft_s(service, request.num_prompt, now)
+            predicted = self.headroom.ttft_s(service, request.num_prompt, now, ahead)
             if predicted > TARGET_MARGIN * target:
                 why = (
                     f"the first token would come after about {predicted:.1f} s, and class {name} is promised it within"
@@ -92,7 +99,7 @@ class Admission:
                 return _refusal("ttft", f"{why} {target:g} s (ttft_p99)", predicted - target)
         if deadline:
             left = (deadline - now) / NS_PER_S
-            wait = self.headroom.wait(service, now).seconds
+            wait = self.headroom.wait(service, now, ahead).seconds
             if wait > DEADLINE_MARGIN * left:
                 why = f"the request could start after about {wait:.1f} s, and its deadline is in {left:.1f} s"
                 return _refusal("deadline", why, wait - left)

@@ -9,6 +9,7 @@ from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.request import Request, Status
 from firsttoken.core.service import ServiceClass
 from firsttoken.scheduler.step import PlannedStep
+from firsttoken.scheduler.tenant_queue import TenantQueue
 
 CLASSES = len(ServiceClass)
 # Seconds after which what was measured counts for 1/e: of work, time in which there was enough of it; of arrivals, and
@@ -79,6 +80,7 @@ class Backlog:
         self.rows = rows
         self.waiting = [0] * CLASSES  # requests
         self.waiting_tokens = [0] * CLASSES
+        self.queues = [TenantQueue() for _ in range(CLASSES)]  # the same by tenant
         self.running = [0] * CLASSES
         self.running_tokens = [0] * CLASSES  # of prompts that run and are not computed to their ends
         self.fresh = [0] * CLASSES  # of those that wait: came since the last plan, which may be about to start them
@@ -133,8 +135,7 @@ class Backlog:
         if live is None:
             return
         if live.waits:
-            self.waiting[live.service] -= 1
-            self.waiting_tokens[live.service] -= live.owed
+            self._wait_no_longer(live)
             self.fresh[live.service] = min(self.fresh[live.service], self.waiting[live.service])
         else:
             self.running[live.service] -= 1
@@ -165,12 +166,17 @@ class Backlog:
         live.owed = live.request.num_tokens
         self.waiting[live.service] += 1
         self.waiting_tokens[live.service] += live.owed
+        self.queues[live.service].add(live.request.tenant, live.request.share, live.owed)
+
+    def _wait_no_longer(self, live: _Live) -> None:
+        live.waits = False
+        self.waiting[live.service] -= 1
+        self.waiting_tokens[live.service] -= live.owed
+        self.queues[live.service].remove(live.request.tenant, live.owed)
 
     def _start(self, live: _Live) -> None:
         if live.waits:
-            live.waits = False
-            self.waiting[live.service] -= 1
-            self.waiting_tokens[live.service] -= live.owed
+            self._wait_no_longer(live)
             self.running[live.service] += 1
             self.running_tokens[live.service] += live.owed
         else:  # preempted and started again by one plan

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from firsttoken.core.service import Targets
 from firsttoken.scheduler.backlog import CLASSES, Backlog
+from firsttoken.scheduler.tenant_queue import Ahead
 
 # Of the engine's rate, what better classes leave at least.
 LEAST_SHARE = 0.1
@@ -51,28 +52,31 @@ class Headroom:
         """Whether anything at all goes before a new request of the class."""
         backlog = self._backlog
         ahead = any(backlog.waiting[: service + 1]) or any(backlog.running_tokens[: service + 1])
-        return ahead or self._ends_needed(service) > 0
+        return ahead or self._ends_needed(service, backlog.waiting[service]) > 0
 
-    def wait(self, service: int, now_ns: int) -> Wait:
-        """For a new request of the class to be next, its own prompt not counted."""
+    def wait(self, service: int, now_ns: int, ahead: Ahead | None = None) -> Wait:
+        """For a new request of the class to be next, its own prompt not counted: after all of its class that wait, or
+        after ``ahead`` of them."""
         backlog = self._backlog
+        if ahead is None:
+            ahead = Ahead(backlog.waiting[service], backlog.waiting_tokens[service])
         better_requests = better_tokens = 0.0
         for better in range(service):
             requests, tokens = backlog.offered_per_s(better, now_ns)
             better_requests += requests
             better_tokens += tokens
         requests, tokens = backlog.offered_per_s(service, now_ns)
-        owed = sum(backlog.waiting_tokens[: service + 1]) + sum(backlog.running_tokens[: service + 1])
+        owed = ahead.tokens + sum(backlog.waiting_tokens[:service]) + sum(backlog.running_tokens[: service + 1])
         waits = [_wait(owed, backlog.tokens_per_s, better_tokens, tokens)]
-        needed = self._ends_needed(service)
+        needed = self._ends_needed(service, ahead.requests)
         if needed > 0:
             waits.append(_wait(needed, backlog.ends_per_s, better_requests, requests))
         return max(waits)
 
-    def ttft_s(self, service: int, tokens: float, now_ns: int) -> float:
-        """From now to the first token of a new request with so many prompt tokens."""
+    def ttft_s(self, service: int, tokens: float, now_ns: int, ahead: Ahead | None = None) -> float:
+        """From now to the first token of a new request with so many prompt tokens; ``ahead`` as for `wait`."""
         rate = self._backlog.tokens_per_s
-        return self.wait(service, now_ns).seconds + (tokens / rate if rate else 0.0)
+        return self.wait(service, now_ns, ahead).seconds + (tokens / rate if rate else 0.0)
 
     def outlook(self, service: int, now_ns: int) -> Outlook:
         """For prompts as long as those of the class that came lately."""
@@ -88,12 +92,12 @@ class Headroom:
             return Outlook(ttft, 0.0)
         return Outlook(ttft, left / wait.growth if wait.growth > 0 else inf)
 
-    def _ends_needed(self, service: int) -> int:
-        """How many must end before a new request of the class has a row, as a rule."""
+    def _ends_needed(self, service: int, ahead: float) -> float:
+        """How many must end before a new request of the class has a row, as a rule, after ``ahead`` of its class."""
         backlog = self._backlog
         free = 0 if backlog.short_of_kv else backlog.rows - sum(backlog.running)
         worse = sum(backlog.running[service + 1 : CLASSES])
-        return sum(backlog.waiting[: service + 1]) + 1 - free - worse
+        return ahead + sum(backlog.waiting[:service]) + 1 - free - worse
 
 
 def _wait(ahead: float, rate: float, better: float, own: float) -> Wait:
