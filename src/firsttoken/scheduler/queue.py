@@ -220,6 +220,9 @@ class WaitingQueue:
         ticket.due = False
         if not self._waiting[ticket.service]:
             self._tenants[ticket.service].forget()
+        # A stale alarm keeps a whole request alive, and after those that leave nobody may come for long.
+        self._drop_stale(self._ageing)
+        self._drop_stale(self._deadlines)
 
     def _index(self, ticket: Ticket) -> int:
         return bisect_left(self._tickets, ticket.key, key=_key)
@@ -227,6 +230,10 @@ class WaitingQueue:
     def _set(self, alarms: list[Alarm], at_ns: int, ticket: Ticket) -> None:
         self._num_alarms += 1  # breaks ties
         heappush(alarms, (at_ns, self._num_alarms, ticket))
-        if len(alarms) > 2 * len(self._tickets) + _STALE_ALARMS:
+
+    def _drop_stale(self, alarms: list[Alarm]) -> None:
+        if not self._tickets:
+            alarms.clear()
+        elif len(alarms) > 2 * len(self._tickets) + _STALE_ALARMS:
             alarms[:] = [alarm for alarm in alarms if alarm[2].waits]
             heapify(alarms)
