@@ -69,10 +69,11 @@ class BlockPool:
 
     def drop(self, block: int, *, keep: bool) -> None:
         """Give one reference back. The last one makes the block cached (``keep``, as the youngest) or free."""
-        if self._references[block] == 0:
+        left = self._references[block] - 1
+        if left < 0:
             raise RuntimeError(f"KV block {block} was released twice")
-        self._references[block] -= 1
-        if self._references[block] == 0:
+        self._references[block] = left
+        if not left:
             if keep:
                 self._cached[block] = None
             else:

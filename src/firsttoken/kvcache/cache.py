@@ -17,6 +17,7 @@ to a later step while a step in flight still writes it. Two rules make this exac
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import msgspec
@@ -202,21 +203,14 @@ class KVCache:
         while chain and not chain[-1].live:
             chain.pop()  # evicted as another request's block; this request still holds the same content
         self._extend_hashes(request, full)
-        size = self.block_tokens * _TOKEN_BYTES
-        with memoryview(request.tokens) as words, words.cast("B") as tokens:
-            for index in range(len(chain), full):
-                parent = chain[-1] if chain else None
-                node = self.index.insert(
-                    holding.root,
-                    parent,
-                    request.block_hashes[index],
-                    bytes(tokens[index * size : (index + 1) * size]),
-                    holding.blocks[index],
-                )
-                if node is None:
-                    holding.collided = True
-                    return
-                chain.append(node)
+        insert, root, hashes, blocks = self.index.insert, holding.root, request.block_hashes, holding.blocks
+        node = chain[-1] if chain else None
+        for index, tokens in enumerate(self._tokens_of(request, len(chain), full), len(chain)):
+            node = insert(root, node, hashes[index], tokens, blocks[index])
+            if node is None:
+                holding.collided = True
+                return
+            chain.append(node)
 
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Give all blocks of a request back; what was registered stays findable until evicted.
@@ -230,11 +224,12 @@ class KVCache:
         chain = holding.chain
         if forget and chain and chain[0].live:
             self._forget(chain[0].block)
+        drop, registered = self.pool.drop, self.index.blocks
         # Last block first: a block is then always younger than those that continue it, and evicted after them.
         for index in range(len(holding.blocks) - 1, -1, -1):
             block = holding.blocks[index]
-            self.pool.drop(block, keep=block in self.index)
-            if index < len(chain) and chain[index].live and chain[index].block != block:
+            drop(block, keep=block in registered)
+            if index < len(chain) and chain[index].block != block and chain[index].live:
                 self.pool.touch(chain[index].block)
 
     def stats(self) -> KVStats:
@@ -270,13 +265,16 @@ class KVCache:
         hashes = request.block_hashes
         if len(hashes) >= count:
             return
-        parent = hashes[-1] if hashes else self._root(request.salt)
+        parent, block_hash = hashes[-1] if hashes else self._root(request.salt), self._block_hash
+        for tokens in self._tokens_of(request, len(hashes), count):
+            parent = block_hash(parent, tokens)
+            hashes.append(parent)
+
+    def _tokens_of(self, request: Request, first: int, end: int) -> Iterator[bytes]:
+        """The tokens of each of the request's blocks from ``first`` to before ``end``."""
         size = self.block_tokens * _TOKEN_BYTES
-        # The views must be gone before the next token is appended: an exported array cannot grow.
-        with memoryview(request.tokens) as words, words.cast("B") as tokens:
-            for begin in range(len(hashes) * size, count * size, size):
-                parent = self._block_hash(parent, tokens[begin : begin + size])
-                hashes.append(parent)
+        tokens = request.tokens[first * self.block_tokens : end * self.block_tokens].tobytes()
+        return (tokens[begin : begin + size] for begin in range(0, len(tokens), size))
 
     def _lookup(self, request: Request) -> list[CachedBlock]:
         """The longest registered chain. Hashes no further than it reaches, so that a miss is cheap."""

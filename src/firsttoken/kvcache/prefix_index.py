@@ -8,13 +8,13 @@ met, can serve the KV of other tokens.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
-BlockHash = Callable[[bytes, "bytes | memoryview"], bytes]
+BlockHash = Callable[[bytes, bytes], bytes]
 """``(parent hash, token bytes of the block) -> hash``."""
 
 
-def hash_block(parent: bytes, tokens: bytes | memoryview) -> bytes:
+def hash_block(parent: bytes, tokens: bytes) -> bytes:
     """SHA-256 over the parent's 32 bytes and the block's token ids (uint32, little-endian)."""
     digest = hashlib.sha256(parent)
     digest.update(tokens)
@@ -26,9 +26,11 @@ class CachedBlock:
 
     ``parent`` is None only for the node at the root of an identity, which stands for no block (``block`` is -1).
     Once not ``live`` a node never becomes live again, and its descendants are not live either.
+    ``child`` is the youngest of those that continue it, each of which knows the one before and after it: hardly any
+    has more than one, and a dict in each would be half of the index.
     """
 
-    __slots__ = ("block", "children", "hash", "live", "parent", "tokens")
+    __slots__ = ("block", "child", "hash", "live", "older", "parent", "tokens", "younger")
 
     def __init__(self, block: int, parent: CachedBlock | None, block_hash: bytes, tokens: bytes) -> None:
         self.block = block
@@ -36,8 +38,9 @@ class CachedBlock:
         self.hash = block_hash
         self.tokens = tokens
         self.live = True
-        # A dict as an ordered set; None until there is a child, which most nodes never have.
-        self.children: dict[CachedBlock, None] | None = None
+        self.child: CachedBlock | None = None
+        self.older: CachedBlock | None = None
+        self.younger: CachedBlock | None = None
 
 
 class PrefixIndex:
@@ -53,6 +56,11 @@ class PrefixIndex:
 
     def __contains__(self, block: int) -> bool:
         return block in self._by_block
+
+    @property
+    def blocks(self) -> Collection[int]:
+        """Those that are findable, as they are at any time."""
+        return self._by_block
 
     def node(self, block: int) -> CachedBlock | None:
         """The node that a block is registered as."""
@@ -83,9 +91,11 @@ class PrefixIndex:
         if above is None:
             above = self._roots[root] = CachedBlock(-1, None, root, b"")
         node = CachedBlock(block, above, block_hash, tokens)
-        if above.children is None:
-            above.children = {}
-        above.children[node] = None
+        older = above.child
+        if older is not None:
+            older.younger = node
+            node.older = older
+        above.child = node
         self._nodes[block_hash] = node
         self._by_block[block] = node
         return node
@@ -96,12 +106,16 @@ class PrefixIndex:
         Returns the blocks forgotten. Each node is removed once, so the cost is O(1) for every `insert`.
         """
         top = self._by_block[block]
-        gone = self._unlink(top)
-        above = top.parent
+        above, older, younger = top.parent, top.older, top.younger
         assert above is not None
-        assert above.children is not None
-        del above.children[top]
-        if above.parent is None and not above.children:
+        if older is not None:
+            older.younger = younger
+        if younger is not None:
+            younger.older = older
+        else:
+            above.child = older
+        gone = self._unlink(top)
+        if above.parent is None and above.child is None:
             above.live = False
             del self._roots[above.hash]
         return gone
@@ -110,12 +124,11 @@ class PrefixIndex:
         # Parents before children, then reversed: an explicit stack, because chains are longer than Python's.
         order = [top]
         for node in order:
-            if node.children:  # most often none has: what is evicted is the end of a chain
-                order.extend(node.children)
+            order.extend(_children(node))
         gone: list[int] = []
         for node in reversed(order):
             node.live = False
-            node.children = None
+            node.child = node.older = node.younger = None
             del self._nodes[node.hash]
             del self._by_block[node.block]
             gone.append(node.block)
@@ -129,10 +142,18 @@ class PrefixIndex:
         while stack:
             node = stack.pop()
             assert node.live, f"block {node.block} is dead but reachable"
-            for child in node.children or ():
+            for child in _children(node):
                 assert child.parent is node
+                assert child.older is None or child.older.younger is child
                 assert self._nodes[child.hash] is child
                 assert self._by_block[child.block] is child
                 reached += 1
                 stack.append(child)
         assert reached == len(self._nodes), f"{len(self._nodes) - reached} registered blocks cannot be reached"
+
+
+def _children(node: CachedBlock) -> Iterator[CachedBlock]:
+    child = node.child
+    while child is not None:
+        yield child
+        child = child.older

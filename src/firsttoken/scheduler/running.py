@@ -49,7 +49,10 @@ class RunningSet:
     @property
     def best_class(self) -> int:
         """The best class that runs; one worse than all when none does."""
-        return next((service for service, count in enumerate(self._of_class) if count), len(ServiceClass))
+        for service, count in enumerate(self._of_class):
+            if count:
+                return service
+        return len(self._of_class)
 
     def better_than(self, service: int) -> int:
         """How many of better classes run."""

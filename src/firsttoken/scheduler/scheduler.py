@@ -20,11 +20,12 @@ from collections import deque
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import InvalidRequest
-from firsttoken.core.plan import RowBlocks, RowSample, StepResult
+from firsttoken.core.plan import RowBlocks, StepResult
 from firsttoken.core.request import Request, Status
 from firsttoken.core.service import ServiceClass, Targets
 from firsttoken.core.timeline import Mark
 from firsttoken.kvcache import KVCache
+from firsttoken.scheduler.backlog import CLASSES
 from firsttoken.scheduler.budget import Budget
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.limits import refusal
@@ -38,6 +39,8 @@ from firsttoken.scheduler.step import Counters, PlannedStep, StepBuilder, Update
 from firsttoken.scheduler.step_time import StepLoad
 from firsttoken.scheduler.window import BatchWindow, Hold
 
+# The last mark of a request that decodes: as a plain number, since it is compared for every token.
+_DECODES = int(Mark.FIRST_TOKEN)
 # Aged requests without a token hold no more than this part of the slots, or one.
 AGED_PART = 8
 # Steps aim at this share of the promised gap: predictions are off by some percent, and 99 % of the gaps are promised.
@@ -158,8 +161,9 @@ class Scheduler:
         """The next step, None when nothing can be computed now. See `PlannedStep` for what must be done with it."""
         self._register_filled()
         now = now_ns()
-        self._expire(now)
-        self._queue.age(now, self._running.best_class)
+        if self._queue:
+            self._expire(now)
+            self._queue.age(now, self._running.best_class)
         step = self._compose(now, decode=not self.order.decodes_wait)
         if not step and self.order.decodes_wait:
             step = self._compose(now, decode=True)
@@ -190,10 +194,10 @@ class Scheduler:
         if not decode:
             decodes = []
         lacking = self._preemption.lacking(decodes)
-        below = len(ServiceClass)
+        below = CLASSES
         for victim in self._preemption.make_room(lacking, now):
             below = min(below, victim.service)  # who goes for want of blocks does not come back at once
-        if below < len(ServiceClass):
+        if below < CLASSES:
             decodes = [request for request in decodes if request.status is Status.RUNNING]
             prefills = [ticket for ticket in prefills if not ticket.waits]
         if self._is_held(now, decodes, prefills):
@@ -215,10 +219,10 @@ class Scheduler:
                 self._starting.start_waiting(turn)
                 if turn.victims:
                     decodes = [request for request in decodes if request.status is Status.RUNNING]
-        for request in decodes:
+        for request in decodes if lacking else ():
             if request.request_id in lacking:
                 self._grow(request, step)
-            step.decode(request)
+        step.decode(decodes)
         if shares is not None:
             for request, count in shares.settle():
                 step.prefill(request, count)
@@ -233,7 +237,8 @@ class Scheduler:
         return hold.keeps(now, len(self._queue), _known_load(decodes, prefills))
 
     def _share_out(self, decodes: list[Request], prefills: list[Ticket], below: int) -> PrefillShares:
-        prefills.sort(key=lambda ticket: ticket.rank)
+        if len(prefills) > 1:
+            prefills.sort(key=lambda ticket: ticket.rank)
         promised = [self._gaps[service] for service in {request.service for request in decodes}]
         gap_ms = min((gap for gap in promised if gap is not None), default=None)
         tokens = self.budget.prefill_tokens(_known_load(decodes, prefills), len(self._queue), gap_ms)
@@ -266,45 +271,55 @@ class Scheduler:
                 f"result of step {result.step_id} given for step {plan.step_id}, but the steps in flight are "
                 f"{list(self._in_flight)}; complete them in order"
             )
-        rows = [(work, request) for work, request in zip(plan.work, planned.requests, strict=True) if work.sample]
-        slots = [work.slot for work, _ in rows]
+        slots = [work.slot for work in plan.work if work.sample]
         if slots != [sample.slot for sample in result.samples]:
             raise RuntimeError(
                 f"step {plan.step_id} sampled slots {[sample.slot for sample in result.samples]}, planned were {slots}"
             )
         self._in_flight.popleft()
-        now = now_ns()
+        now, queue, kv, counters = now_ns(), self._queue, self.kv, self.counters
         updates: list[Update] = []
-        for (_, request), sample in zip(rows, result.samples, strict=True):
+        sampled = [request for work, request in zip(plan.work, planned.requests, strict=True) if work.sample]
+        for request, sample in zip(sampled, result.samples, strict=True):
             request.num_pending -= 1
-            if request.status is not Status.FINISHED:
-                updates.append(self._harvest(request, sample, now))
+            if request.status is Status.FINISHED:
+                continue
+            if sample.error is not None:
+                updates.append(self._fail(request, sample.error))
+                continue
+            token, tokens = sample.token, request.tokens
+            tokens.append(token)
+            if request.timeline.marks[-1] != _DECODES:
+                self._stamp_token(request, now)
+            counters.output_tokens += 1
+            if queue.num_aged:
+                queue.had_token(self._tickets[request.request_id])
+            known = len(tokens)
+            may_end = known - request.num_prompt >= request.max_tokens or token in request.stop_ids
+            finished = may_end and self._end_of_text(request, token)
+            # Others are registered with the next full block, or at the end: nothing is lost, and most steps are spared.
+            if not finished and not min(request.num_computed, known) % kv.block_tokens:
+                kv.commit(request)
+            updates.append(Update(request, token, sample.logprobs, finished))
         return updates
 
-    def _harvest(self, request: Request, sample: RowSample, now: int) -> Update:
-        if sample.error is not None:
-            self._end(self._tickets[request.request_id], "error")
-            self.counters.failed += 1
-            return Update(request, None, finished=True, error=sample.error)
-        request.tokens.append(sample.token)
-        self.counters.output_tokens += 1
-        self._stamp_token(request, now)
-        if self._queue.num_aged:
-            self._queue.had_token(self._tickets[request.request_id])
+    def _end_of_text(self, request: Request, token: int) -> bool:
+        """End the request if ``token`` is its last; False when it goes on."""
         # A masked stop token cannot come before min_tokens; an executor that lets one through does not end the text.
-        output = len(request.tokens) - request.num_prompt
-        if sample.token in request.stop_ids and output > request.params.min_tokens:
-            chosen = sample.token in (request.params.stop_token_ids or ())
-            self._end(self._tickets[request.request_id], "stop", sample.token if chosen else None)
-        elif output >= request.max_tokens:
+        if token in request.stop_ids and request.num_output > request.params.min_tokens:
+            chosen = token in (request.params.stop_token_ids or ())
+            self._end(self._tickets[request.request_id], "stop", token if chosen else None)
+        elif request.num_output >= request.max_tokens:
             self._end(self._tickets[request.request_id], "length")
         else:
-            # Others are registered with the next full block, or at the end: nothing is lost, and most steps are spared.
-            if min(request.num_computed, len(request.tokens)) % self.kv.block_tokens == 0:
-                self.kv.commit(request)
-            return Update(request, sample.token, sample.logprobs)
+            return False
         self.counters.finished += 1
-        return Update(request, sample.token, sample.logprobs, finished=True)
+        return True
+
+    def _fail(self, request: Request, error: str) -> Update:
+        self._end(self._tickets[request.request_id], "error")
+        self.counters.failed += 1
+        return Update(request, None, finished=True, error=error)
 
     def _stamp_token(self, request: Request, now: int) -> None:
         """Decode begins with the first token after each admission; that of a request preempted meanwhile is its

@@ -9,6 +9,7 @@ import msgspec
 
 from firsttoken.core.request import Request
 from firsttoken.core.service import ServiceClass
+from firsttoken.scheduler.backlog import CLASSES
 from firsttoken.scheduler.queue import Ticket
 
 FLOOR_PARTS = 10
@@ -119,9 +120,7 @@ class PrefillShares:
         """Hand out the tokens left, the best class first; yields each request that has any, with its tokens."""
         self.left += self._pot
         self._pot = 0
-        for service in ServiceClass:
-            self._reach(service)
-        self._top_up(ServiceClass(len(ServiceClass) - 1))
+        self._reach(CLASSES)
         return ((ticket.request, count) for ticket, count in self._grants.items() if count)
 
     # ------------------------------------------------------------------ inside

@@ -71,18 +71,21 @@ class StepBuilder:
             )
         )
 
-    def decode(self, request: Request) -> None:
-        """Compute the request's one wanted token and sample the next."""
-        self._single.append(RowWork(request.slot, request.num_computed, 1, True))
-        self._single_requests.append(request)
-        request.num_computed += 1
-        request.num_pending += 1
+    def decode(self, requests: list[Request]) -> None:
+        """Compute the one wanted token of each and sample the next."""
+        add = self._single.append
+        for request in requests:
+            computed = request.num_computed
+            add(RowWork(request.slot, computed, 1, True))
+            request.num_computed = computed + 1
+            request.num_pending += 1
+        self._single_requests += requests
 
     def prefill(self, request: Request, count: int) -> None:
         """Compute ``count`` of the request's wanted tokens; sample when that reaches the end of the known ones."""
         self.prefilled.append(request)
         if count == 1 and request.num_wanted == 1:
-            self.decode(request)
+            self.decode([request])
             return
         sample = count == request.num_wanted
         self._chunks.append(RowWork(request.slot, request.num_computed, count, sample))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from firsttoken.scheduler.step_time import FittedStepTime, StepLoad
@@ -22,6 +23,7 @@ FIRST_ERROR, LEAST_ERROR = 0.1, 0.005
 ERROR_STEP = 1.05
 LEAST_SCALE = 0.01
 ERROR_WINDOW = 256
+KNOWN_SIZES = 4096
 # Steps of decode rows alone are so alike that one of so many is enough to learn from.
 LEARN_EVERY = 32
 
@@ -54,6 +56,8 @@ class LearningStepTime:
 
     def __init__(self, prior: FittedStepTime) -> None:
         self._prior = prior
+        # Steps come in few sizes, and each is asked for again and again.
+        self._products = lru_cache(maxsize=KNOWN_SIZES)(prior.products)
         self._least = prior.knots[0][1]
         if not self._least > 0:
             raise ValueError(f"by the prior the smallest step takes {self._least} ms; it must take more than 0")
@@ -67,11 +71,11 @@ class LearningStepTime:
         kv, chunks = prior.per_context * context, prior.chunks(pairs, reach)
         slowest = 0.0
         if rows:
-            slowest = self._decode.ms((least, prior.products(rows, 0) - least, kv, 0.0))
+            slowest = self._decode.ms((least, self._products(rows, 0) - least, kv, 0.0))
         if tokens:
-            slowest = max(slowest, self._prefill.ms((least, prior.products(0, tokens) - least, 0.0, chunks)))
+            slowest = max(slowest, self._prefill.ms((least, self._products(0, tokens) - least, 0.0, chunks)))
         if rows and tokens:
-            slowest = max(slowest, self._mixed.ms((least, prior.products(rows, tokens) - least, kv, chunks)))
+            slowest = max(slowest, self._mixed.ms((least, self._products(rows, tokens) - least, kv, chunks)))
         return slowest
 
     def learn(self, load: StepLoad, ms: float) -> None:
@@ -96,7 +100,7 @@ class LearningStepTime:
     def _parts(self, load: StepLoad) -> Parts:
         rows, context, tokens, pairs, reach = load
         prior, least = self._prior, self._least
-        rise = prior.products(rows, tokens) - least
+        rise = self._products(rows, tokens) - least
         return least, rise, prior.per_context * context, prior.chunks(pairs, reach)
 
 
@@ -136,15 +140,19 @@ class _Scales:
         turned = [a * x + b * y + c * z + d * w for a, b, c, d in covariance]
         total = FORGETTING / weight + turned[0] * x + turned[1] * y + turned[2] * z + turned[3] * w
         step = error / total
-        moved = [max(scale + step * gain, LEAST_SCALE) for scale, gain in zip(self._scales, turned, strict=True)]
-        self._scales = moved[0], moved[1], moved[2], moved[3]
+        a, b, c, d = [max(scale + step * gain, LEAST_SCALE) for scale, gain in zip(self._scales, turned, strict=True)]
+        self._scales = a, b, c, d
         # What steps of one sort say nothing about must not become ever less certain: the first of another sort would
         # throw a scale anywhere. Rows and columns grow alike, so this stays a covariance.
         grown = [FADE if line[place] < PRIOR_VARIANCE else 1.0 for place, line in enumerate(covariance)]
+        p, q, r, s = turned
+        e, f, g, h = grown
         self._covariance = [
             [
-                (value - turn * other / total) * by * further
-                for value, other, further in zip(line, turned, grown, strict=True)
+                (a - t * p / total) * by * e,
+                (b - t * q / total) * by * f,
+                (c - t * r / total) * by * g,
+                (d - t * s / total) * by * h,
             ]
-            for line, turn, by in zip(covariance, turned, grown, strict=True)
+            for (a, b, c, d), t, by in zip(covariance, turned, grown, strict=True)
         ]

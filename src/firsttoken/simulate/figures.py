@@ -41,7 +41,8 @@ class ClassFigures:
         self._start.append(((timeline.first(Mark.SCHEDULED) or began) - began) / NS_PER_MS)
         self._e2e.append((token_times[-1] - began) / NS_PER_MS)
         gaps = [after - before for before, after in pairwise(token_times)]
-        self._gaps.update([_rounded(gap) for gap in gaps])
+        # To a microsecond, from 10 ms on to 10: of exact gaps hardly two are equal, and a day has millions.
+        self._gaps.update([gap - gap % (1_000 if gap < 10_000_000 else 10_000) for gap in gaps])
         self._good += self._is_good(ttft_ms, gaps)
         account = timings(timeline)
         for stage, values in self._stages.items():
@@ -90,8 +91,3 @@ class ClassFigures:
             "goodput": self._good * NS_PER_S / virtual_ns if virtual_ns else 0.0,
             "stages_ms": {stage.removesuffix("_ms"): percentiles(values) for stage, values in self._stages.items()},
         }
-
-
-def _rounded(ns: int) -> int:
-    """Down to a microsecond, from 10 ms on to 10: of exact gaps hardly two are equal, and a day has millions."""
-    return ns - ns % (1_000 if ns < 10_000_000 else 10_000)
