@@ -39,12 +39,14 @@ from firsttoken.scheduler.step import Counters, PlannedStep, StepBuilder, Update
 from firsttoken.scheduler.step_time import StepLoad
 from firsttoken.scheduler.window import BatchWindow, Hold
 
-# The last mark of a request that decodes: as a plain number, since it is compared for every token.
-_DECODES = int(Mark.FIRST_TOKEN)
+# Compared for every token, and to look a member up in its enum takes as long as all else that a token does.
+_DECODES, _FINISHED = int(Mark.FIRST_TOKEN), Status.FINISHED
 # Aged requests without a token hold no more than this part of the slots, or one.
 AGED_PART = 8
 # Steps aim at this share of the promised gap: predictions are off by some percent, and 99 % of the gaps are promised.
 GAP_SHARE = 0.9
+# Prompt tokens on rows that weigh as much as a waiting request.
+CROWD_TOKENS = 2048
 _ORDER = PromptOrder()
 _TARGETS = Targets()
 
@@ -241,7 +243,7 @@ class Scheduler:
             prefills.sort(key=lambda ticket: ticket.rank)
         promised = [self._gaps[service] for service in {request.service for request in decodes}]
         gap_ms = min((gap for gap in promised if gap is not None), default=None)
-        tokens = self.budget.prefill_tokens(_known_load(decodes, prefills), len(self._queue), gap_ms)
+        tokens = self.budget.prefill_tokens(_known_load(decodes, prefills), self._crowd(decodes, prefills), gap_ms)
         return PrefillShares(
             self._floors,
             prefills,
@@ -249,6 +251,15 @@ class Scheduler:
             waiting=[self._queue.waiting(service) for service in range(below)],
             aged=self._queue.aged_first,
         )
+
+    def _crowd(self, decodes: list[Request], prefills: list[Ticket]) -> int:
+        """How many requests wait for their first token, for the budget. Beside decode rows the running prompts count
+        too, a request for each `CROWD_TOKENS` that they still want: long ones are a crowd long before rows are short,
+        and admission, which predicts from the pace, would keep the queue from ever becoming one."""
+        waiting = len(self._queue)
+        if decodes:
+            waiting += sum([ticket.request.num_wanted for ticket in prefills]) // CROWD_TOKENS
+        return waiting
 
     def _grow(self, request: Request, step: StepBuilder) -> None:
         """A block for the token that a decode row computes now. There is one: `make_room` has seen to it."""
@@ -282,7 +293,7 @@ class Scheduler:
         sampled = [request for work, request in zip(plan.work, planned.requests, strict=True) if work.sample]
         for request, sample in zip(sampled, result.samples, strict=True):
             request.num_pending -= 1
-            if request.status is Status.FINISHED:
+            if request.status is _FINISHED:
                 continue
             if sample.error is not None:
                 updates.append(self._fail(request, sample.error))
