@@ -90,7 +90,9 @@ def test_a_short_memory_shortens_the_length_that_was_left_to_us():
 
 
 def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
-    with pytest.raises(ConfigError, match=r"max_model_len 4096 needs \d+ MiB.*kv_memory is 1 MiB.*lower max_model_len"):
+    with pytest.raises(
+        ConfigError, match=r"max_model_len 4096 needs [\d.]+ MiB.*kv_memory is 1 MiB.*lower max_model_len"
+    ):
         _resolve(kv_memory=1 * MIB, max_model_len=4096)
 
 
@@ -113,6 +115,7 @@ def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
         ({"engine_core": 10**6}, r"engine_core must be a processor that may be used \(.*\), got 1000000"),
         ({"threads": -2}, "threads must be at least 1"),
         ({"kv_memory": 10}, "holds no 16-token block"),
+        ({"kv_memory": 300 << 10, "max_model_len": 4096}, "but kv_memory is 0.29 MiB: raise"),
         ({"kv_memory": 9 * GIB}, "kv_memory of 9216 MiB is more than the 8192 MiB that are free"),
         ({"threads": 1_000_000}, "threads may be at most 16 here, got 1000000"),
         ({"max_num_seqs": 10**9}, "max_num_seqs may be at most 4096 here, got 1000000000"),

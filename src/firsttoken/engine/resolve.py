@@ -187,24 +187,24 @@ def _lengths(
         if policy.kv_limit is not None:
             most = (max_num_seqs * longest + 1) * kv_format.bytes_per_block
             memory = min(memory, most, max(policy.kv_limit, (longest + 1) * kv_format.bytes_per_block))
-        log.chose("kv_memory", f"{memory / MIB:.0f} MiB", f"{policy.kv_share:.0%} of what the weights leave")
+        log.chose("kv_memory", _mib(memory), f"{policy.kv_share:.0%} of what the weights leave")
     elif memory > free:
-        raise ConfigError(f"kv_memory of {memory / MIB:.0f} MiB is more than the {free / MIB:.0f} MiB that are free")
+        raise ConfigError(f"kv_memory of {_mib(memory)} is more than the {_mib(free)} that are free")
     blocks = memory // kv_format.bytes_per_block
     fits = (blocks - 1) * kv_format.block_tokens
     if fits < 1:
         raise ConfigError(
-            f"kv_memory of {memory / MIB:.1f} MiB holds no {kv_format.block_tokens}-token block "
-            f"({kv_format.bytes_per_block / MIB:.2f} MiB each): give at least two blocks"
+            f"kv_memory of {_mib(memory)} holds no {kv_format.block_tokens}-token block "
+            f"({_mib(kv_format.bytes_per_block)} each): give at least two blocks"
         )
     if fits < wanted:
         if args.max_model_len is not None:
             need = (kv_format.blocks_for(wanted) + 1) * kv_format.bytes_per_block
             raise ConfigError(
-                f"max_model_len {wanted} needs {need / MIB:.0f} MiB of KV cache, but kv_memory is "
-                f"{memory / MIB:.0f} MiB: raise kv_memory, or lower max_model_len to {fits}"
+                f"max_model_len {wanted} needs {_mib(need)} of KV cache, but kv_memory is {_mib(memory)}: "
+                f"raise kv_memory, or lower max_model_len to {fits}"
             )
-        log.chose("max_model_len", fits, f"all that {memory / MIB:.0f} MiB of KV cache hold")
+        log.chose("max_model_len", fits, f"all that {_mib(memory)} of KV cache hold")
         wanted = fits
     elif args.max_model_len is None:
         log.chose("max_model_len", wanted, "the model's own limit")
@@ -221,3 +221,8 @@ def _positive(option: str, value: int, most: int | None = None) -> int:
     if most is not None and value > most:
         raise ConfigError(f"{option} may be at most {most} here, got {value}")
     return value
+
+
+def _mib(size: int) -> str:
+    """So that two sizes that differ look different, those of tiny models too."""
+    return f"{size / MIB:.2f}".rstrip("0").rstrip(".") + " MiB"
