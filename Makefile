@@ -20,13 +20,14 @@ PYTHON ?=
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
 
-.PHONY: help serve test lint bench-cpu test-integrations model clean
+.PHONY: help serve test lint bench-cpu soak test-integrations model clean
 
 help:
 	@echo "make serve              install, fetch the default model, serve on $(HOST):$(PORT) (MODEL=, PORT=, ARGS=)"
 	@echo "make test               install with the test tools, then format, lint, types and tests"
 	@echo "make lint               format, lint and types only"
 	@echo "make bench-cpu          measure firsttoken, transformers and llama.cpp on this CPU (ARGS=--json)"
+	@echo "make soak               a virtual hour of overload, then 200 callers over HTTP: nothing may leak or go unanswered"
 	@echo "make test-integrations  run other projects' clients against a server, each in an environment of its own"
 	@echo "make clean              remove the environments and caches (models stay)"
 
@@ -48,6 +49,10 @@ model: $(VENV)/.installed-test
 
 bench-cpu: $(VENV)/.installed-peers model
 	$(BIN)/python benchmarks/cpu_peers.py $(ARGS)
+
+soak: $(VENV)/.installed
+	$(BIN)/python benchmarks/soak.py --hours 1 $(ARGS)
+	$(BIN)/python benchmarks/overload_http.py $(ARGS)
 
 test-integrations: $(VENV)/.installed model $(VENV)-openai2/.installed
 	$(BIN)/python benchmarks/integrations.py --output benchmarks/results/integrations.json $(VENV)-openai2/bin/python
