@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
 from firsttoken.core.clock import NS_PER_MS, now_ns
-from firsttoken.core.plan import RowWork
 from firsttoken.core.step_sizes import StepSizes
 from firsttoken.core.timeline import Mark
 from firsttoken.engine import loop as loop_module
@@ -164,11 +167,16 @@ def test_the_wait_for_a_processor_is_asked_for_now_and_then(start, monkeypatch):
     assert [record.run_queue_ns for record in engine.loop.ledger.snapshot()] == [7, 0, 0, 0]
 
 
-def test_the_ledger_counts_rows_and_chunks():
-    decodes = [RowWork(0, 9, 1, True), RowWork(1, 4, 1, True)]
-    assert loop_module._shares(decodes) == (2, 0, 15)
-    assert loop_module._shares([*decodes, RowWork(2, 0, 16, False), RowWork(3, 7, 1, False)]) == (2, 17, 39)
-    assert loop_module._shares([RowWork(0, 3, 5, True)]) == (0, 5, 8)
+def test_the_ledger_counts_rows_and_chunks(start):
+    engine = start(count_up)
+    engine.submit(ask(1, range(20), max_tokens=30), ask(2, range(100, 200), max_tokens=2))
+    engine.collect([1, 2])
+    engine.stop()
+    records = engine.loop.ledger.snapshot()
+    for record, plan in zip(records, engine.executor.plans, strict=True):
+        assert record.decode_rows + record.prefill_tokens == plan.num_tokens
+        assert record.context_tokens == sum(row.start + row.count for row in plan.work)
+    assert any(record.decode_rows and record.prefill_tokens for record in records)
 
 
 def test_the_ledger_has_a_record_of_every_step(start):
@@ -239,3 +247,44 @@ def test_a_step_that_took_longer_than_others_of_its_shape_will_teaches_nothing(s
     engine.submit(ask(1, range(4), max_tokens=40))
     engine.collect([1])
     assert all(engine.step_time.errors(kind).steps == 0 for kind in StepKind)
+
+
+def test_who_comes_while_a_step_runs_is_part_of_the_next_one(start):
+    """Two steps may be in flight, but the second is planned when the first is about to end."""
+    engine = start(count_up, depth=2, step_s=0.03, seqs=8, max_len=2000, blocks=600)
+    teach(engine, 30.0)
+    engine.submit(ask(1, range(4), max_tokens=1000))
+    executor, joined = engine.executor, []
+    for number in range(2, 8):
+        running = len(executor.plans)
+        while len(executor.plans) == running:
+            time.sleep(0.001)
+        time.sleep(0.005)
+        running = len(executor.plans)  # the step of this number runs, counted from 1
+        engine.submit(ask(number, range(3), max_tokens=2))
+        while not (at := [n for n, plan in enumerate(executor.plans, 1) if number in _started(plan)]):
+            time.sleep(0.001)
+        joined.append(at[0] - running)
+    assert sorted(joined)[3] == 1, joined
+    engine.client.send(Abort([1]))
+
+
+def test_a_device_that_ends_sooner_than_foreseen_is_not_left_waiting(start):
+    engine = start(count_up, depth=2, step_s=0.001)
+    teach(engine, 100.0)
+    began = time.monotonic()
+    engine.submit(ask(1, range(4), max_tokens=20))
+    engine.collect([1])
+    assert time.monotonic() - began < 20 * 0.03
+
+
+def teach(engine, ms):
+    """That any step takes so long."""
+    for _ in range(300):
+        engine.step_time.learn(StepLoad(1, 20, 0, 0), ms)
+        engine.step_time.learn(StepLoad(0, 0, 0, 0).with_chunk(0, 4), ms)
+    assert engine.step_time.ms(StepLoad(1, 20, 0, 0)) == pytest.approx(ms, rel=0.2)
+
+
+def _started(plan):
+    return [row.request_id for row in plan.starts]

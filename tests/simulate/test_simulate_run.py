@@ -78,21 +78,22 @@ def test_a_lone_request_takes_its_steps() -> None:
     assert outcome.virtual_ns == 36 * NS_PER_MS
 
 
-def test_a_request_joins_the_step_behind_those_that_are_launched() -> None:
-    """With two steps in flight, one that comes in the first's time waits for the first to end, and then its step for
-    the second: as in the engine, where the device always has a step to go on with."""
+def test_a_request_joins_the_step_behind_the_one_that_runs() -> None:
+    """Two steps may be in flight, but the second is planned when the first is about to end: as in the engine, where the
+    device always has a step to go on with and who comes meanwhile is part of it."""
     jobs = [at(0, output=10), at(3, output=1)]
-    # Steps end at 11, 21, 31, ...; at 11 the late one is planned behind the step that ends at 21, and takes 11 itself.
-    assert run(jobs).classes["p2"].ttft_ms == [11.0, 32.0 - 3.0]
-    # In lockstep its step begins at 11 at once, and decodes the other row too.
+    # Steps end at 11, 22, ...: the late one is in the second, and so it is in lockstep.
+    assert run(jobs).classes["p2"].ttft_ms == [11.0, 22.0 - 3.0]
     assert run(jobs, in_flight=1).classes["p2"].ttft_ms == [11.0, 22.0 - 3.0]
+    # The next step is planned 2 ms before the end: at 9. Who comes later waits for a step more.
+    assert run([at(0, output=10), at(10, output=1)]).classes["p2"].ttft_ms == [11.0, 32.0 - 10.0]
 
 
 def test_stages_come_from_the_timeline_and_sum_to_the_whole() -> None:
     result = run([at(0, output=10), at(3, output=4)]).classes["p2"].result(10**9)
     stages = result["stages_ms"]
     assert sum(stages[name]["mean"] for name in stages) == pytest.approx(result["e2e_ms"]["mean"])
-    assert stages["transport"]["max"] == 8.0  # from 3 to 11, when the engine looked
+    assert stages["transport"]["max"] == 6.0  # from 3 to 9, when the engine looked
 
 
 def test_the_device_rests_until_the_next_request() -> None:

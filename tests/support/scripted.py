@@ -25,7 +25,7 @@ class ScriptedExecutor:
     def __init__(self, script: Script, *, block_tokens: int = 16, step_s: float = 0.0) -> None:
         self._script = script
         self._block_tokens = block_tokens
-        self._step_s = step_s
+        self.step_s = step_s
         self._rows: dict[int, dict] = {}
         self.plans: list[StepPlan] = []
         self.fail_at: int | None = None
@@ -59,7 +59,7 @@ class ScriptedExecutor:
             raise RuntimeError("scripted failure")
         self.plans.append(plan)
         started_ns = now_ns()
-        time.sleep(self._step_s)
+        time.sleep(self.step_s)
         for slot in plan.retire:
             del self._rows[slot]
         for row in plan.starts:

@@ -27,7 +27,7 @@ from firsttoken.scheduler.admission import Admission, Refusal
 from firsttoken.scheduler.backlog import StepWork
 from firsttoken.scheduler.scheduler import Scheduler
 from firsttoken.scheduler.step import PlannedStep, Update
-from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime
+from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime, lead_ns
 from firsttoken.scheduler.step_time import StepLoad
 from firsttoken.transport.channel import ChannelClosed, EngineEnd
 from firsttoken.transport.messages import (
@@ -53,12 +53,16 @@ RUN_QUEUE_NS = 5_000_000
 # Of slow steps that only decode, one in `LEARN_EVERY` is too few: where others take the processor for a while, they
 # would be predicted by the time before, and chunks beside them, which are all learned from, by the time since.
 LEARN_NS = 100_000_000
+# While it is too early to plan the next step, it is asked so often whether those in flight have ended all the same.
+POLL_S = 0.001
 
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
     planned: PlannedStep
     handle: StepHandle
+    load: StepLoad
+    foreseen_ns: int  # how long it should take
     planned_ns: int
     submitted_ns: int
     work: StepWork
@@ -105,6 +109,7 @@ class EngineLoop:
         self._run_queue_asked_ns = 0
         self._stopping = False
         self._stalled = False  # no step is in flight, and the last plan had none
+        self._last_ended_ns = 0  # of the last result, on the device
         self._was_busy = False
         self._read_peak_memory = peak_memory
         self._peak_memory = 0
@@ -140,8 +145,9 @@ class EngineLoop:
         """One turn: never longer than one step, or one heartbeat when idle."""
         for message in self._channel.receive(self._wait_s()):
             self._obey(message)
-        self._launch()
-        if self._flying:
+        if not self._too_early_ns():
+            self._launch()
+        if self._flying and not self._too_early_ns():
             self._harvest()
         self._emit()
         self._check_when_idle()
@@ -152,11 +158,27 @@ class EngineLoop:
 
     def _wait_s(self) -> float:
         """How long nothing but a message can bring work: without requests, and while all of them are held back."""
+        early_ns = self._too_early_ns()
+        if early_ns:
+            return min(early_ns / NS_PER_S, POLL_S)
         if not self._has_work:
             return 0 if self._executor.idle() else HEARTBEAT_S
         if self._stalled and self._scheduler.wake_ns:
             return min(max(self._scheduler.wake_ns - now_ns(), 0) / NS_PER_S, HEARTBEAT_S)
         return 0
+
+    def _too_early_ns(self) -> int:
+        """How long the next step need not be planned yet; 0 when it should be.
+
+        The device must find it when those in flight end, and whoever comes until then may be part of it: a plan that is
+        made as soon as the step before has begun makes them wait for all of that step and for the planned one.
+        """
+        if not 0 < len(self._flying) < self._depth:
+            return 0
+        newest = self._flying[-1]
+        ends_ns = max(self._flying[0].submitted_ns, self._last_ended_ns) + sum(s.foreseen_ns for s in self._flying)
+        early_ns = ends_ns - lead_ns(newest.foreseen_ns) - now_ns()
+        return 0 if early_ns <= 0 or newest.handle.done() else early_ns
 
     # ------------------------------------------------------------------ messages
 
@@ -204,7 +226,11 @@ class EngineLoop:
             handle = self._executor.submit(planned.plan)
             submitted_ns = now_ns()
             work = self._backlog.planned(planned, self._scheduler.counters.preemptions)
-            self._flying.append(_InFlight(planned, handle, planned_ns, submitted_ns, work))
+            load = StepLoad.of(planned.plan)
+            foreseen_ns = round(self._step_time.ms(load) * NS_PER_MS)
+            self._flying.append(_InFlight(planned, handle, load, foreseen_ns, planned_ns, submitted_ns, work))
+            if self._too_early_ns():
+                return
 
     def _harvest(self) -> None:
         step = self._flying.popleft()
@@ -216,6 +242,7 @@ class EngineLoop:
         self._steps += 1
         self._captured_steps += result.captured
         self._last_step_ns = harvested
+        self._last_ended_ns = result.ended_ns
         ends = 0
         for update in self._scheduler.complete(step.planned, result):
             if update.finished:
@@ -223,13 +250,12 @@ class EngineLoop:
                 self._backlog.ended(update.request)
             self._record(update)
         self._backlog.ran(step.work, took_ns / NS_PER_S, ends)
-        plan = step.planned.plan
-        decode_rows, prefill_tokens, context_tokens = _shares(plan.work)
+        load = step.load
         due = not self._steps % LEARN_EVERY or harvested - self._learned_ns >= LEARN_NS
-        if result.typical and (prefill_tokens or due):
-            if not prefill_tokens:
+        if result.typical and (load.prefill_tokens or due):
+            if not load.prefill_tokens:
                 self._learned_ns = harvested
-            self._step_time.learn(StepLoad.of(plan), (result.ended_ns - result.started_ns) / NS_PER_MS)
+            self._step_time.learn(load, (result.ended_ns - result.started_ns) / NS_PER_MS)
         self.ledger.append(
             StepRecord(
                 step_id=result.step_id,
@@ -238,9 +264,9 @@ class EngineLoop:
                 started_ns=result.started_ns,
                 ended_ns=result.ended_ns,
                 harvested_ns=harvested,
-                decode_rows=decode_rows,
-                prefill_tokens=prefill_tokens,
-                context_tokens=context_tokens,
+                decode_rows=load.decode_rows,
+                prefill_tokens=load.prefill_tokens,
+                context_tokens=load.decode_context + _chunk_context(step.planned.plan.work, load),
                 gc_ns=self._gc.take(),
                 run_queue_ns=self._take_run_queue(harvested),
                 forward_ns=result.forward_ns,
@@ -335,14 +361,9 @@ class EngineLoop:
         self._was_busy = busy
 
 
-def _shares(work: list[RowWork]) -> tuple[int, int, int]:
-    """Decode rows, tokens of chunks, and the sum of the rows' lengths."""
-    computed = sum([row.count for row in work])
-    context = sum([row.start for row in work]) + computed
-    decodes = len(work)
-    if not (work[-1].count == 1 and work[-1].sample):  # decode rows come first, so else there are no others
-        decodes = sum([row.count == 1 and row.sample for row in work])
-    return decodes, computed - decodes, context
+def _chunk_context(work: list[RowWork], load: StepLoad) -> int:
+    """The sum of the lengths of rows with chunks, which come last."""
+    return sum([row.start + row.count for row in work[load.decode_rows :]])
 
 
 def _turned_away(request_id: int, refusal: Refusal) -> Refused:

@@ -26,6 +26,16 @@ ERROR_WINDOW = 256
 KNOWN_SIZES = 4096
 # Steps of decode rows alone are so alike that one of so many is enough to learn from.
 LEARN_EVERY = 32
+# To plan and launch a step takes up to two milliseconds, and what a step takes is foreseen to a tenth in nine of ten.
+LEAD_NS = 2_000_000
+LEAD_PART = 6
+
+
+def lead_ns(foreseen_ns: int) -> int:
+    """How long before the end of a step that should take so long the next one is planned: early enough to be there in
+    time, and late enough for all who come while the step runs."""
+    return max(LEAD_NS, foreseen_ns // LEAD_PART)
+
 
 Parts = tuple[float, float, float, float]
 """Of a step's time by the prior, ms: reading weights, what more tokens add to it, reading KV, attention of chunks."""

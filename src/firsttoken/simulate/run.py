@@ -27,7 +27,7 @@ from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import PlannedStep, Scheduler, Update
 from firsttoken.scheduler.admission import Admission
 from firsttoken.scheduler.backlog import StepWork
-from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime
+from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime, lead_ns
 from firsttoken.scheduler.step_time import StepLoad, StepTime
 from firsttoken.scheduler.window import BatchWindow
 from firsttoken.simulate.figures import ClassFigures
@@ -280,6 +280,7 @@ class _Run:
 
     def _launch(self) -> None:
         while len(self._flying) < self._depth:
+            self._await_the_end()
             planned = self._scheduler.plan()
             for request in self._scheduler.expired():
                 self._expired += 1
@@ -301,6 +302,17 @@ class _Run:
             self._flying.append(_Flying(planned, began, self._device_free_ns, work))
             if self._watch is not None:
                 self._watch(planned, began, self._device_free_ns)
+
+    def _await_the_end(self) -> None:
+        """As the engine's loop, plan the next step when those in flight are about to end. What a step takes is foreseen
+        as it will be."""
+        if not self._flying:
+            return
+        newest = self._flying[-1]
+        due_ns = newest.ended_ns - lead_ns(newest.ended_ns - newest.began_ns)
+        if self.clock.now < due_ns:
+            self.clock.now = due_ns
+            self._drain()
 
     def _harvest(self) -> None:
         planned, began_ns, ended_ns, work = self._flying.popleft()
