@@ -46,10 +46,10 @@ starts_within = "{STARTS_WITHIN_S:g}s"
 max_waiting = 48
 """
 ROWS = 8
-# How p0's first tokens under overload may compare with those on an idle server: the median, and the 99th percentile of
-# some tens. Its prompts share steps with seven decode rows and a floor of other prompts, and both processes share their
-# cores with 200 callers, which the slack is for.
-SLOWER_P50, SLOWER_P99, SLACK_P50_MS, SLACK_P99_MS = 10.0, 15.0, 50.0, 250.0
+# How p0's first tokens under overload, the median and the 99th percentile of some tens, may compare with the median one
+# on an idle server. Its prompts share steps with seven decode rows and a floor of other prompts, and both processes
+# share their cores with 200 callers, which the slack is for.
+SLOWER_P50, SLOWER_P99, SLACK_P50_MS, SLACK_P99_MS = 10.0, 30.0, 50.0, 250.0
 # What a server may keep more after the last round than after the second.
 MORE_RSS_MIB = 24.0
 PATIENCE_S = 30.0
@@ -277,13 +277,13 @@ async def overload(to: Address, *, clients: int, rounds: int, seed: int) -> dict
     found = await at_rest(to)
     by_tier = {tier: [answer for answer in answers if answer.tier == tier] for tier in ("p0", "p1", "p2")}
     ttft = {tier: [one.ttft_ms for one in some if one.ttft_ms is not None] for tier, some in by_tier.items()}
-    quiet_p50, quiet_p99 = (percentile(sorted(quiet), share) for share in (0.5, 0.99))
+    usual = percentile(sorted(quiet), 0.5)
     faults = [fault for fault in (answer.fault for answer in answers) if fault is not None]
     checks = {
         "answers_with_faults": _check(len(faults), 0),
         "p0_not_served": _check(sum(answer.status != 200 for answer in by_tier["p0"]), 0),
-        "p0_ttft_p50_ms": _check(percentile(sorted(ttft["p0"]), 0.5), SLOWER_P50 * quiet_p50 + SLACK_P50_MS),
-        "p0_ttft_p99_ms": _check(percentile(sorted(ttft["p0"]), 0.99), SLOWER_P99 * quiet_p99 + SLACK_P99_MS),
+        "p0_ttft_p50_ms": _check(percentile(sorted(ttft["p0"]), 0.5), SLOWER_P50 * usual + SLACK_P50_MS),
+        "p0_ttft_p99_ms": _check(percentile(sorted(ttft["p0"]), 0.99), SLOWER_P99 * usual + SLACK_P99_MS),
         "p2_latest_start_ms": _check(max(ttft["p2"]), 1e3 * STARTS_WITHIN_S),
         **{name: _check(value, 0) for name, value in left_over(found).items() if value},
     }
