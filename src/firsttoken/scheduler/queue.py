@@ -9,7 +9,8 @@ from heapq import heapify, heappop, heappush
 from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.request import Request
 from firsttoken.core.service import ServiceClass, Targets
-from firsttoken.scheduler.tenants import TenantTags
+from firsttoken.scheduler.patience import Patience
+from firsttoken.scheduler.tenants import TenantTags, cost_of
 
 Key = tuple[int, int, bool, float, int]
 Alarm = tuple[int, int, "Ticket"]
@@ -87,7 +88,7 @@ class WaitingQueue:
     """A sorted list: a step looks at the first few tickets, whatever the length.
 
     The order is: aged requests, then by class, then ``priority`` (lower first), then preempted requests, then fair
-    shares of the tenants (`TenantTags`) with ``patience`` (see `PromptOrder`), then arrival.
+    shares of the tenants (`TenantTags`) with ``patience`` (see `PromptOrder`, `Patience`), then arrival.
 
     Ageing is between classes only. For each due request of a class the one that stands first in the class is aged:
     where it is not the due one itself, that comes later by the class's own order, of which better classes know nothing.
@@ -101,6 +102,7 @@ class WaitingQueue:
         self._most_aged = most_aged
         self._starts_within = [round(targets.of(service).starts_within * NS_PER_MS) for service in ServiceClass]
         self._tenants = [TenantTags() for _ in ServiceClass]
+        self._patiences: list[Patience[Ticket]] = [Patience() for _ in ServiceClass]
         self._waiting = [0 for _ in ServiceClass]
         self._due = [0 for _ in ServiceClass]
         self._aged_waiting = [0 for _ in ServiceClass]
@@ -135,6 +137,8 @@ class WaitingQueue:
         if not request.first_scheduled:
             ticket.tag, ticket.charge = self._tenants[ticket.service].charge(request)
             ticket.place = ticket.tag + self._patience * request.num_prompt / request.share
+            patience = self._patiences[ticket.service]
+            patience.begin(ticket, cost_of(request), self._patience * request.num_prompt)
             if request.deadline_ns:
                 self._set(self._deadlines, request.deadline_ns, ticket)
         ticket.waits = True
@@ -154,15 +158,21 @@ class WaitingQueue:
         if not ticket.request.first_scheduled:
             self._tenants[ticket.service].start(ticket.tag)
         self._remove(ticket)
+        if not ticket.request.first_scheduled:
+            self._passed(ticket)
 
     def end(self, ticket: Ticket) -> None:
         """The request has ended, waiting or not."""
         if ticket.waits:
             if not ticket.request.first_scheduled:
                 self._tenants[ticket.service].refund(ticket.request, ticket.charge)
-            self._remove(ticket)
+                self._remove(ticket)
+                self._passed(ticket)
+            else:
+                self._remove(ticket)
         if ticket.aged:
             self._rejuvenate(ticket)
+        self._patiences[ticket.service].forget(ticket)
 
     def had_token(self, ticket: Ticket) -> None:
         """A running request was served, so it is aged no longer. What waits again stays so until it runs."""
@@ -196,6 +206,15 @@ class WaitingQueue:
         return late
 
     # ------------------------------------------------------------------ inside
+
+    def _passed(self, ticket: Ticket) -> None:
+        """Its work is no longer to come. Those whose patience is at its end stand where they would without any."""
+        for ripe in self._patiences[ticket.service].passed(cost_of(ticket.request)):
+            if ripe.waits and not ripe.aged:
+                del self._tickets[self._index(ripe)]
+                ripe.key = (*ripe.key[:3], ripe.tag, ripe.arrival)
+                insort(self._tickets, ripe, key=_key)
+            ripe.place = ripe.tag
 
     def _promote_first(self, service: int) -> None:
         """There is one of the class that is not aged: more of it are due than aged."""

@@ -11,6 +11,11 @@ _SWEEP_BEYOND = 64
 _MOST_CHARGE = 1e9
 
 
+def cost_of(request: Request) -> int:
+    """Tokens that a request is taken to need, prompt and output."""
+    return request.num_prompt + min(request.max_tokens, EXPECTED_OUTPUT)
+
+
 class TenantTags:
     """The virtual time of a class, and how far each tenant's requests reach into it.
 
@@ -33,8 +38,7 @@ class TenantTags:
 
     def charge(self, request: Request) -> tuple[float, float]:
         """A new request's start tag, and what its tenant is charged for it."""
-        cost = request.num_prompt + min(request.max_tokens, EXPECTED_OUTPUT)
-        charge = min(cost / request.share, _MOST_CHARGE)
+        charge = min(cost_of(request) / request.share, _MOST_CHARGE)
         tag = max(self._now, self._finish.get(request.tenant, 0.0))
         self._finish[request.tenant] = tag + charge
         if len(self._finish) > self._sweep_at:
