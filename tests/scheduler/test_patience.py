@@ -52,11 +52,11 @@ def test_a_long_prompt_is_passed_by_as_much_work_however_many_send_it(tenants: i
     while line.serve() is not long:
         passed += 100
         line.push(str(passed // 100 % tenants), 90)
-        assert passed <= 2 * tenants * 100 + 5 * 1000 + 1010 + 100 * tenants
+        assert passed <= 2 * tenants * 100 + 5 * 1000 + 1010 + 1000 * tenants, "each goes on for ten of its own"
     assert passed >= 4000, "and by as much as its patience allows"
 
 
-def test_one_that_runs_stands_by_its_tag_when_enough_has_passed() -> None:
+def test_one_that_runs_stands_by_the_usual_length_when_enough_has_passed() -> None:
     line = Line(patience=2.0)
     long = line.push("a", 100)
     line.serve()
@@ -64,7 +64,8 @@ def test_one_that_runs_stands_by_its_tag_when_enough_has_passed() -> None:
     for _ in range(12):
         line.push("b", 10)
         line.serve()
-    assert long.place == long.tag == 0.0
+    assert long.tag == 0.0
+    assert 40.0 <= long.place < 70.0, "twice the mean, in which its own length counts too"
 
 
 def test_what_leaves_unstarted_counts_as_passed_and_ended_ones_are_not_kept() -> None:
@@ -72,12 +73,12 @@ def test_what_leaves_unstarted_counts_as_passed_and_ended_ones_are_not_kept() ->
     long = line.push("a", 400)
     for number in range(50):
         line.queue.end(line.push(str(number), 10))
-    assert long.place == long.tag
+    assert long.place < 100
     patience: Patience[Any] = Patience()
     items = [object() for _ in range(1000)]
     for item in items:
         patience.begin(item, 1, 1e9)
     for item in items:
         patience.forget(item)
-    assert len(patience) <= 64
+    assert len(patience) == 0
     assert patience.passed(1e12) == []

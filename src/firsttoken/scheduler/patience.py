@@ -7,9 +7,6 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# Of those that are forgotten so many, and more than half the heap, are thrown out together.
-_STALE = 64
-
 
 class Patience(Generic[T]):
     """Tells when a request has let enough pass: when the work that came before it and as much as its patience have
@@ -26,6 +23,11 @@ class Patience(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    @property
+    def mean_cost(self) -> float:
+        """Of all that have come."""
+        return self._arrived / self._count if self._count else 0.0
 
     def begin(self, item: T, cost: float, patience: float) -> None:
         """A request has come that needs ``cost`` tokens, and lets ``patience`` pass."""
@@ -48,6 +50,6 @@ class Patience(Generic[T]):
     def forget(self, item: T) -> None:
         """The request has ended."""
         self._waiting.discard(id(item))
-        if len(self._heap) > 2 * len(self._waiting) + _STALE:
+        if 2 * len(self._heap) > 3 * len(self._waiting):
             self._heap = [entry for entry in self._heap if id(entry[2]) in self._waiting]
             heapify(self._heap)

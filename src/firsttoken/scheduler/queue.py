@@ -208,13 +208,17 @@ class WaitingQueue:
     # ------------------------------------------------------------------ inside
 
     def _passed(self, ticket: Ticket) -> None:
-        """Its work is no longer to come. Those whose patience is at its end stand where they would without any."""
-        for ripe in self._patiences[ticket.service].passed(cost_of(ticket.request)):
+        """Its work is no longer to come. Those whose patience is at its end stand where one of usual length does, which
+        is where others who have just come stand too: who of several tenants is next is for their tags to say."""
+        patience = self._patiences[ticket.service]
+        for ripe in patience.passed(cost_of(ticket.request)):
+            usual = min(float(ripe.request.num_prompt), patience.mean_cost)
+            place = ripe.tag + self._patience * usual / ripe.request.share
             if ripe.waits and not ripe.aged:
                 del self._tickets[self._index(ripe)]
-                ripe.key = (*ripe.key[:3], ripe.tag, ripe.arrival)
+                ripe.key = (*ripe.key[:3], place, ripe.arrival)
                 insort(self._tickets, ripe, key=_key)
-            ripe.place = ripe.tag
+            ripe.place = place
 
     def _promote_first(self, service: int) -> None:
         """There is one of the class that is not aged: more of it are due than aged."""
