@@ -14,6 +14,9 @@ from firsttoken.scheduler.step_time import StepLoad, StepTime
 EXPLORE_EVERY = 128
 # Where there are no sizes, this part of what was predicted to fit is added.
 EXPLORE_PART = 4
+# Token rows of a step where there are no sizes are a multiple of this, but for the shortest and the longest: libraries
+# prepare each number of rows anew, and keep what they prepared.
+GRAIN = 8
 CROWD = 16
 ONE_ROW = StepLoad(1, 1, 0, 0)
 
@@ -158,7 +161,8 @@ class TimeBudget(msgspec.Struct):
             return min(max(self._sized(load, padded, gap_ms, most, explore), self.least), most)
         # Any number of tokens: `least` is taken unasked, so the search begins behind it.
         tokens = bisect_right(range(most), gap_ms, lo=min(self.least, most), key=lambda more: self._ms(load, more + 1))
-        return min(tokens + (tokens // EXPLORE_PART + 1) * explore, most)
+        tokens += (tokens // EXPLORE_PART + GRAIN) * explore
+        return most if tokens >= most else max(tokens - (padded + tokens) % GRAIN, min(self.least, most))
 
     def _usual_gap(self, load: StepLoad, waiting: int) -> float:
         alone = self.time.ms(load._replace(prefill_reach=0))
