@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import pytest
 
-from firsttoken.core.request import EngineRequest, Request
-from firsttoken.core.sampling_params import SamplingParams
-from firsttoken.core.service import Targets
 from firsttoken.scheduler.patience import Patience
-from firsttoken.scheduler.queue import Ticket, WaitingQueue
-
-
-class Line:
-    """The queue alone, served one request at a time."""
-
-    def __init__(self, patience: float) -> None:
-        self.queue = WaitingQueue(Targets(), 1, patience)
-        self.count = 0
-
-    def push(self, tenant: str, prompt: int) -> Ticket:
-        self.count += 1
-        wire = EngineRequest(
-            id=self.count,
-            prompt=array("I", [1] * prompt).tobytes(),
-            params=SamplingParams(max_tokens=10),
-            seed=0,
-            max_tokens=10,
-            tenant=tenant,
-        )
-        ticket = Ticket(Request(wire), self.count, 0)
-        self.queue.push(ticket)
-        return ticket
-
-    def serve(self) -> Ticket:
-        (ticket,) = self.queue.first(1)
-        self.queue.start(ticket)
-        ticket.request.first_scheduled = True
-        return ticket
+from tests.support.line import Line
 
 
 @pytest.mark.parametrize("tenants", [1, 3, 20])
 def test_a_long_prompt_is_passed_by_as_much_work_however_many_send_it(tenants: int) -> None:
     line = Line(patience=5.0)
     for number in range(2 * tenants):
-        line.push(str(number % tenants), 90)
-    long = line.push("long", 1000)
+        line.push(str(number % tenants), prompt=90)
+    long = line.push("long", prompt=1000)
     passed = 0
     while line.serve() is not long:
         passed += 100
-        line.push(str(passed // 100 % tenants), 90)
+        line.push(str(passed // 100 % tenants), prompt=90)
         assert passed <= 2 * tenants * 100 + 5 * 1000 + 1010 + 1000 * tenants, "each goes on for ten of its own"
     assert passed >= 4000, "and by as much as its patience allows"
 
 
 def test_one_that_runs_stands_by_the_usual_length_when_enough_has_passed() -> None:
     line = Line(patience=2.0)
-    long = line.push("a", 100)
+    long = line.push("a", prompt=100)
     line.serve()
     assert long.place == 200.0
     for _ in range(12):
-        line.push("b", 10)
+        line.push("b", prompt=10)
         line.serve()
     assert long.tag == 0.0
     assert 40.0 <= long.place < 70.0, "twice the mean, in which its own length counts too"
@@ -70,9 +38,9 @@ def test_one_that_runs_stands_by_the_usual_length_when_enough_has_passed() -> No
 
 def test_what_leaves_unstarted_counts_as_passed_and_ended_ones_are_not_kept() -> None:
     line = Line(patience=1.0)
-    long = line.push("a", 400)
+    long = line.push("a", prompt=400)
     for number in range(50):
-        line.queue.end(line.push(str(number), 10))
+        line.queue.end(line.push(str(number), prompt=10))
     assert long.place < 100
     patience: Patience[Any] = Patience()
     items = [object() for _ in range(1000)]

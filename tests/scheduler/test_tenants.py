@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import pytest
@@ -10,53 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firsttoken.core.errors import InvalidRequest
-from firsttoken.core.request import EngineRequest, Request
-from firsttoken.core.sampling_params import SamplingParams
-from firsttoken.core.service import Targets
-from firsttoken.scheduler.queue import Ticket, WaitingQueue
 from firsttoken.scheduler.tenants import EXPECTED_OUTPUT, TenantTags
+from tests.support.line import Line, request
 
 
 def unlike(number: int, length: int) -> list[int]:
     return [100 + number] + [7] * (length - 1)
-
-
-def request(number: int, tenant: str, *, prompt: int = 10, output: int = 10, share: float = 1.0, **fields: Any) -> Any:
-    return Request(
-        EngineRequest(
-            id=number,
-            prompt=array("I", [1] * prompt).tobytes(),
-            params=SamplingParams(max_tokens=output),
-            seed=0,
-            max_tokens=output,
-            tenant=tenant,
-            share=share,
-            **fields,
-        )
-    )
-
-
-class Line:
-    """The queue alone, served one request at a time."""
-
-    def __init__(self, patience: float = 0.0) -> None:
-        self.queue = WaitingQueue(Targets(), 1, patience)
-        self.count = 0
-
-    def push(self, tenant: str, **fields: Any) -> Ticket:
-        self.count += 1
-        ticket = Ticket(request(self.count, tenant, **fields), self.count, 0)
-        self.queue.push(ticket)
-        return ticket
-
-    def serve(self) -> Ticket:
-        (ticket,) = self.queue.first(1)
-        self.queue.start(ticket)
-        ticket.request.first_scheduled = True
-        return ticket
-
-    def served(self, count: int) -> list[str]:
-        return [self.serve().request.tenant for _ in range(count)]
 
 
 def test_one_tenant_is_served_in_order_of_arrival() -> None:

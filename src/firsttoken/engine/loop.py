@@ -145,9 +145,7 @@ class EngineLoop:
         """One turn: never longer than one step, or one heartbeat when idle."""
         for message in self._channel.receive(self._wait_s()):
             self._obey(message)
-        if not self._too_early_ns():
-            self._launch()
-        if self._flying and not self._too_early_ns():
+        if self._launch() and self._flying:
             self._harvest()
         self._emit()
         self._check_when_idle()
@@ -213,8 +211,12 @@ class EngineLoop:
 
     # ------------------------------------------------------------------ steps
 
-    def _launch(self) -> None:
+    def _launch(self) -> bool:
+        """Launch what may be in flight. False while it is too early for the next step: then no result is waited for,
+        or the device would be without a step when those in flight end."""
         while len(self._flying) < self._depth:
+            if self._too_early_ns():
+                return False
             planned_ns = now_ns()
             planned = self._scheduler.plan()
             for request in self._scheduler.expired():
@@ -222,15 +224,14 @@ class EngineLoop:
                 self._tell_end(_last_delta(request, [], "error", error=_too_late(request), code=DeadlineExceeded.code))
             self._stalled = planned is None and not self._flying
             if planned is None:
-                return
+                return True
             handle = self._executor.submit(planned.plan)
             submitted_ns = now_ns()
             work = self._backlog.planned(planned, self._scheduler.counters.preemptions)
             load = StepLoad.of(planned.plan)
             foreseen_ns = round(self._step_time.ms(load) * NS_PER_MS)
             self._flying.append(_InFlight(planned, handle, load, foreseen_ns, planned_ns, submitted_ns, work))
-            if self._too_early_ns():
-                return
+        return True
 
     def _harvest(self) -> None:
         step = self._flying.popleft()
