@@ -227,7 +227,9 @@ async def test_terms_that_mean_nothing_are_refused_by_name() -> None:
 async def test_a_deadline_is_for_the_start_only() -> None:
     async with keyed() as (gold, _, calm):
         # It has started long before, and goes on past its deadline.
-        slow = await ask(calm, body(400, deadline_ms=60))
-        assert (slow.status, len(slow.tokens)) == (200, 400) if slow.status != 504 else (504, 0)
+        began = time.monotonic()
+        slow = await ask(calm, body(400, deadline_ms=250))
+        assert (slow.status, len(slow.tokens)) == (200, 400)
+        assert time.monotonic() - began > 0.25
         assert (await ask(calm, body(2, 1, deadline_ms=1e-9))).status == 504
         await assert_clean(gold)
