@@ -1,0 +1,1 @@
+"""Which cached shard goes next: one small interface, and the policies behind it."""
