@@ -1,0 +1,42 @@
+"""How much host memory there is for KV, and how many blocks a size comes to."""
+
+from __future__ import annotations
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.core.kv_format import KVFormat
+
+GIB = 1 << 30
+# Of what is free, the part that may be pinned: pinned pages cannot be swapped, and other programs want memory too.
+MOST = 0.9
+
+
+def available_memory() -> int:
+    """Bytes that the system can give without swapping; 0 where it does not tell."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def host_blocks(nbytes: int, kv_format: KVFormat, available: int) -> int:
+    """Blocks that ``kv_host_memory`` of ``nbytes`` holds; 0 bytes are no host tier. ``available`` bytes are free.
+
+    Raises `ConfigError` for a size that holds no block, and for one that is more than `MOST` of what is free.
+    """
+    if nbytes == 0:
+        return 0
+    if nbytes < 0:
+        raise ConfigError(f"kv_host_memory must be 0 (no host tier) or more bytes, got {nbytes}")
+    each = kv_format.bytes_per_block
+    if nbytes < each:
+        raise ConfigError(f"kv_host_memory of {nbytes} bytes holds no KV block ({each} bytes each): give more, or 0")
+    if nbytes > MOST * available:
+        raise ConfigError(
+            f"kv_host_memory of {nbytes / GIB:.1f} GiB is more than {MOST:.0%} of the {available / GIB:.1f} GiB of "
+            f"host memory that are free: lower it to {int(MOST * available / GIB * 10) / 10} GiB"
+        )
+    return nbytes // each
