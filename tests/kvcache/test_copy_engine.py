@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firsttoken.kvcache.copy import CopyEngine, check_pairs, runs
-from firsttoken.kvcache.torch_copy import TorchCopyEngine
+from firsttoken.kvcache.copy import CopyEngine, check_pairs, cut, runs
+from firsttoken.kvcache.host import HostMemory
+from firsttoken.kvcache.torch_copy import TorchCopyEngine, open_copies
 
 SLAB = (3, 2, 2, 16, 4)  # [layers, K and V, kv_heads, block_tokens, head_dim]
 
@@ -89,7 +90,7 @@ def test_copies_run_beside_compute_and_in_the_order_asked_for() -> None:
     blocks, numbers = 64, 1 << 20
     device = torch.zeros(blocks, numbers, device="cuda")
     host = torch.zeros(blocks, numbers, pin_memory=True)
-    engine = TorchCopyEngine({"device": device, "host": host})
+    engine = TorchCopyEngine({"device": device, "host": host}, max_submit_bytes=1 << 30)
     everything = [(block, block) for block in range(blocks)]
     for _ in range(20):
         device.add_(1)  # compute, then out: the copy must see all twenty
@@ -106,6 +107,28 @@ def test_copies_run_beside_compute_and_in_the_order_asked_for() -> None:
     assert total == 40.0 * blocks * numbers
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_scattered_blocks_go_to_memory_that_is_pinned_meanwhile_and_come_back() -> None:
+    device = torch.arange(64 * (1 << 19), device="cuda", dtype=torch.float32).view(64, 1 << 19)  # 2 MiB each
+    before = device.clone()
+    host = HostMemory(96, 2 << 20)
+    engine = open_copies(device, host)
+    assert host.wait(60)
+    assert engine.num_blocks("host") == 96
+    shuffled = torch.randperm(64, generator=torch.Generator().manual_seed(2)).tolist()
+    pairs = [(block, index + 20) for index, block in enumerate(shuffled)]  # across the borders of pinned chunks
+    outs = [engine.submit("device", "host", part) for part in cut(pairs, engine.max_blocks)]
+    outs[-1].gate_compute()
+    device.zero_()
+    for part in cut([(b, a) for a, b in pairs], engine.max_blocks):
+        last = engine.submit("host", "device", part, after=outs)
+    last.gate_compute()
+    assert torch.equal(device, before)
+    assert engine.gigabytes_per_s("host", "device") > 1
+    engine.close()
+    host.close()
+
+
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30))
 def test_runs_say_the_same_as_the_pairs(pairs: list[tuple[int, int]]) -> None:
     joined = runs(pairs)
@@ -113,6 +136,16 @@ def test_runs_say_the_same_as_the_pairs(pairs: list[tuple[int, int]]) -> None:
     # Maximal: no run continues the one before it.
     for (s, t, count), (s2, t2, _) in pairwise(joined):
         assert (s + count, t + count) != (s2, t2)
+
+
+@given(st.lists(st.integers(1, 5), max_size=12), st.integers(1, 6), st.integers(1, 6))
+def test_runs_begin_anew_where_a_segment_does(lengths: list[int], source_segment: int, target_segment: int) -> None:
+    pairs = [(first * 10 + i, first * 7 + i) for first, length in enumerate(lengths) for i in range(length)]
+    joined = runs(pairs, source_segment, target_segment)
+    assert [(s + i, t + i) for s, t, count in joined for i in range(count)] == pairs
+    for s, t, count in joined:
+        assert s // source_segment == (s + count - 1) // source_segment
+        assert t // target_segment == (t + count - 1) // target_segment
 
 
 def test_check_pairs_allows_equal_ids_in_different_pools() -> None:
