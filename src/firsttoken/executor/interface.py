@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from firsttoken.core.plan import StepPlan, StepResult
+from firsttoken.kvcache.copy import CopyEngine
+from firsttoken.kvcache.host import HostMemory
 
 MAIN_LANE = "main"
 
@@ -31,6 +34,12 @@ class Executor(Protocol):
     def idle(self) -> bool:
         """Called when nothing is to be computed: do a little of what may be done ahead (tens of milliseconds at most).
         True when more of it is left."""
+        ...
+
+    def copies(self, host: HostMemory | None = None, *, may_grow: Callable[[], bool] = lambda: True) -> CopyEngine:
+        """What moves KV blocks between the pools ``device``, this executor's KV, and ``host``, which is opened here and
+        grows while it ``may_grow`` (`HostMemory.open`). Ask once; `close` closes it, and the host memory is the
+        caller's to close after that. Raises `RuntimeError` when asked again."""
         ...
 
     def close(self) -> None:

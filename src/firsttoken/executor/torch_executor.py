@@ -20,6 +20,10 @@ from firsttoken.executor.interface import MAIN_LANE
 from firsttoken.executor.rows import DeviceRows
 from firsttoken.executor.threads import ThreadGovernor, read_cpu_times
 from firsttoken.kernels.paged_attention import AttentionContext, KVPool, Segment
+from firsttoken.kvcache.copy import CopyEngine
+from firsttoken.kvcache.host import HostMemory
+from firsttoken.kvcache.host_copy import DeferredCopyEngine
+from firsttoken.kvcache.torch_copy import open_copies
 from firsttoken.models.decoder import DecoderModel
 from firsttoken.models.load import load_model
 from firsttoken.sampling.sampler import Sampler
@@ -49,8 +53,11 @@ class TorchExecutor:
 
     def __init__(self, config: ExecutorConfig, make_model: Callable[[], DecoderModel]) -> None:
         self._config = config
-        self._queue: queue.SimpleQueue[tuple[StepPlan, Future[StepResult]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[StepPlan, Future[StepResult]] | Callable[[], None] | None] = (
+            queue.SimpleQueue()
+        )
         self._broken: BaseException | None = None
+        self._copies: CopyEngine | None = None
         loaded: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._work, args=(make_model, loaded), name="firsttoken-executor", daemon=True
@@ -84,7 +91,16 @@ class TorchExecutor:
         """Nothing is done ahead."""
         return False
 
+    def copies(self, host: HostMemory | None = None, *, may_grow: Callable[[], bool] = lambda: True) -> CopyEngine:
+        """They are done by the lane's thread, between the steps before and after them."""
+        if self._copies is not None:
+            raise RuntimeError("this executor's copies were asked for already")
+        self._copies = DeferredCopyEngine(open_copies(self._pool.storage, host, may_grow=may_grow), self._queue.put)
+        return self._copies
+
     def close(self) -> None:
+        if self._copies is not None:
+            self._copies.close()
         self._queue.put(None)
         self._thread.join()
 
@@ -102,6 +118,9 @@ class TorchExecutor:
             governor = self._governor()
             threads = self._config.threads
             while (item := self._queue.get()) is not None:
+                if callable(item):
+                    item()
+                    continue
                 plan, future = item
                 if self._broken is not None:
                     # Rows and KV no longer match the plans: nothing after a failed step may run.

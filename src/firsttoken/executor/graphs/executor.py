@@ -30,6 +30,9 @@ from firsttoken.executor.graphs.rows import STAGING_WORDS, Staging, StreamRows
 from firsttoken.executor.graphs.runtime import Event, Runtime
 from firsttoken.executor.interface import MAIN_LANE
 from firsttoken.kernels.step_io import new_state
+from firsttoken.kvcache.copy import CopyEngine
+from firsttoken.kvcache.host import HostMemory
+from firsttoken.kvcache.torch_copy import open_copies
 from firsttoken.models.step_view import Logits, StepModel, StepView
 from firsttoken.sampling.device.params import Needs
 from firsttoken.sampling.device.sampler import DeviceSampler
@@ -75,7 +78,8 @@ class StepInFlight:
 
 
 class GraphExecutor:
-    """One model on one device. All calls come from the engine's thread. ``kernels`` tells which are compiled already.
+    """One model on one device. All calls come from the engine's thread, those of its `copies` too. ``kernels`` tells
+    which are compiled already, ``kv`` is the pool ``[num_blocks, ...]`` that ``model`` keeps its KV in.
 
     A captured step's sampling can either only choose the likeliest tokens, or honour any parameters but edits and
     log-probabilities. Steps that need more have a graph of the model alone.
@@ -84,11 +88,18 @@ class GraphExecutor:
     lanes: tuple[str, ...] = (MAIN_LANE,)
 
     def __init__(
-        self, config: ExecutorConfig, model: StepModel, runtime: Runtime, kernels: Readiness | None = None
+        self,
+        config: ExecutorConfig,
+        model: StepModel,
+        runtime: Runtime,
+        kernels: Readiness | None = None,
+        kv: torch.Tensor | None = None,
     ) -> None:
         self._config = config
         self._kernels = kernels or Readiness()
         self._model = model
+        self._kv = kv
+        self._copies: CopyEngine | None = None
         self._runtime = runtime
         self.table = ShapeTable(config.max_num_seqs, config.max_step_tokens, model.tile_rows)
         slots, largest = config.max_num_seqs, self.table.largest()
@@ -144,6 +155,9 @@ class GraphExecutor:
         if self._closed:
             return
         self._closed = True
+        if self._copies is not None:
+            self._copies.close()
+        self._kv = None
         self._kernels.close()
         self._runtime.synchronize()
         for flying in self._flying:
@@ -154,6 +168,14 @@ class GraphExecutor:
         self._captures = Captures([])
         del self._model, self._sampler, self._rows, self._inputs, self._results, self._state
         self._runtime.release()
+
+    def copies(self, host: HostMemory | None = None, *, may_grow: Callable[[], bool] = lambda: True) -> CopyEngine:
+        """On streams of their own. Raises `RuntimeError` for an executor without KV, too."""
+        if self._kv is None or self._copies is not None:
+            raise RuntimeError("this executor has no KV to copy, or its copies were asked for already")
+        self._runtime.enter()  # the steps' stream is then the one that copies wait for, in this thread
+        self._copies = open_copies(self._kv, host, may_grow=may_grow)
+        return self._copies
 
     def idle(self) -> bool:
         """Do half of what one more graph needs: first its kernels are loaded, then it is captured. True when there is

@@ -61,7 +61,7 @@ def _load(
         # Attention masks what lies past a row's end, but a weight of zero times a stranger's NaN would still be NaN.
         pool.storage.zero_()
         model = load_step_model(checkpoint, pool, device, _limits(config, device, choose))
-    return GraphExecutor(config, model, runtime, kernels)
+    return GraphExecutor(config, model, runtime, kernels, pool.storage)
 
 
 def limits(config: ExecutorConfig, gpu: str, sms: int, choose: ChooseLinear | None = None) -> Limits:
