@@ -24,8 +24,8 @@ import torch
 
 GIB = 1 << 30
 LIMIT_S = 90
-# Free beside weights and KV: less than an engine's own libraries and all of its graphs take.
-TIGHT = GIB
+# Free beside weights and KV: less than what an engine needs for its largest step, and less than all its graphs take.
+TOO_TIGHT, TIGHT = GIB, 5 * GIB // 2
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,12 @@ class Case:
 
 def cases(weights: int) -> list[Case]:
     free, _ = torch.cuda.mem_get_info()
-    tight = free - weights - TIGHT
+    tight, too_tight = (str(free - weights - left) for left in (TIGHT, TOO_TIGHT))
     return [
         Case("load", (), 2, "GiB of memory are free", held=free - weights // 2),
         Case("kv", ("--kv-memory", str(free + GIB)), 2, "kv_memory"),
-        Case("capture", ("--kv-memory", str(tight), "--batch", "16", "--max-model-len", "4096"), 0),
+        Case("step", ("--kv-memory", too_tight, "--batch", "16", "--max-model-len", "4096"), 2, "Lower kv_memory by"),
+        Case("capture", ("--kv-memory", tight, "--batch", "16", "--max-model-len", "4096"), 0),
         Case("absent", ("--device", "cuda"), 2, "CUDA", environment={"CUDA_VISIBLE_DEVICES": ""}),
     ]
 

@@ -30,6 +30,13 @@ def test_a_shape_has_room_for_the_step_it_is_of():
     assert table.shape(0, [100], 0).samples == 0
 
 
+def test_beside_decode_rows_a_few_chunks_more_or_less_are_the_same_shape():
+    table = ShapeTable(max_num_seqs=64, max_step_tokens=2048, tile_rows=64)
+    shapes = {table.shape(40, [100] * chunks + [500 - 100 * chunks], chunks) for chunks in range(5)}
+    assert len(shapes) == 1
+    assert shapes <= set(table.mixed_shapes(1024)), "it is captured before anybody needs it"
+
+
 def _pack(plan: StepPlan, patches=(), tile_rows: int = 4):
     table = ShapeTable(max_num_seqs=8, max_step_tokens=64, tile_rows=tile_rows)
     ring = torch.full((2, StepLayout(table.largest()).words), 99, dtype=torch.int32)

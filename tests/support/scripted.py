@@ -34,6 +34,8 @@ class ScriptedExecutor:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
+    unprepared = 0
+
     def idle(self) -> bool:
         return False
 

@@ -56,14 +56,15 @@ class LoadConfig:
     """Either ``rate`` requests a second arrive (Poisson), or ``concurrency`` callers each send their next request when
     their last one ended; for ``seconds``, after which what still runs is waited for.
 
-    ``beside`` are further streams, whose requests are told apart. Before that the same load runs for ``warmup_s``
-    unmeasured, with other prompts. ``target_*`` are in ms.
+    ``beside`` are further streams, whose requests are told apart. Before that the engine has ``prepare_s`` to capture
+    its steps, and the same load runs for ``warmup_s`` unmeasured, with other prompts. ``target_*`` are in ms.
     """
 
     mix: Mix
     rate: float | None = None
     concurrency: int | None = None
     seconds: float = 12.0
+    prepare_s: float = 60.0
     warmup_s: float = 2.0
     seed: int = 1
     target_ttft_ms: float | None = None
@@ -86,6 +87,8 @@ async def measure_load(session: Session, config: LoadConfig, say: Say = lambda t
     """The figures under their public names. Raises `BenchFailed` when no request got an answer."""
     for mix in (config.mix, *(stream.mix for stream in config.beside)):
         session.check_length(max(mix.inputs) + max(mix.outputs))
+    say("waiting for the engine to be prepared")
+    prepared_s = await session.prepare(config.prepare_s)
     if config.warmup_s > 0:
         say(f"warming up for {config.warmup_s:g} s")
         await _run(session.llm, config, config.warmup_s, config.seed + 1)
@@ -113,6 +116,7 @@ async def measure_load(session: Session, config: LoadConfig, say: Say = lambda t
         **({"beside": {name: _stream_figures(found) for name, found in run.beside.items()}} if run.beside else {}),
         "late_ms": percentiles(run.late_ms),
         "captured_share": session.captured_share(before),
+        "prepared_s": prepared_s,
         "wall_s": run.wall_s,
         "start_s": session.start_s,
         "start_ms": session.start_ms,

@@ -62,6 +62,16 @@ class Session:
         steps = stats.steps - since.steps
         return (stats.captured_steps - since.captured_steps) / steps if steps else None
 
+    async def prepare(self, limit_s: float) -> float | None:
+        """Wait until the idle engine has prepared the steps that it will run (graphs, on a GPU), as a server has long
+        done when load comes. The seconds that this took; None when it was not done within ``limit_s``."""
+        began = time.monotonic()
+        while self.llm.stats.unprepared:
+            if time.monotonic() - began > limit_s:
+                return None
+            await asyncio.sleep(0.05)
+        return time.monotonic() - began
+
     async def peak_memory_gib(self) -> float | None:
         """Most memory that the engine ever held (see `EngineStats.peak_memory`), None when it does not tell."""
         asked, waited_until = now_ns(), time.monotonic() + _HEARTBEAT_WAIT_S

@@ -57,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warmup", type=natural_number, default=2.0, metavar="S", help="the same, unmeasured, before (default: 2)"
     )
+    parser.add_argument(
+        "--prepare",
+        type=natural_number,
+        default=60.0,
+        metavar="S",
+        help="how long the idle engine may capture its steps before that (default: 60, mostly done in less)",
+    )
     parser.add_argument("--target-ttft", type=duration_ms, metavar="TIME", help="for the first token, as in 80ms")
     parser.add_argument("--target-itl", type=duration_ms, metavar="TIME", help="for the gaps, as in 20ms")
     parser.add_argument(
@@ -88,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
             rate=rate,
             concurrency=options.concurrency,
             seconds=seconds,
+            prepare_s=options.prepare,
             warmup_s=options.warmup,
             seed=options.seed,
             target_ttft_ms=options.target_ttft,

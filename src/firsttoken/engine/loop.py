@@ -53,8 +53,10 @@ RUN_QUEUE_NS = 5_000_000
 # Of slow steps that only decode, one in `LEARN_EVERY` is too few: where others take the processor for a while, they
 # would be predicted by the time before, and chunks beside them, which are all learned from, by the time since.
 LEARN_NS = 100_000_000
-# While it is too early to plan the next step, it is asked so often whether those in flight have ended all the same.
-POLL_S = 0.001
+# While it is too early to plan the next step, it is asked after this part of the time whether those in flight have
+# ended all the same, or after so long: to ask costs the host some 20 us.
+POLL_PART = 4
+POLL_NS = 2_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +112,7 @@ class EngineLoop:
         self._stopping = False
         self._stalled = False  # no step is in flight, and the last plan had none
         self._last_ended_ns = 0  # of the last result, on the device
+        self._due_ns = 0  # when the next step should be planned
         self._was_busy = False
         self._read_peak_memory = peak_memory
         self._peak_memory = 0
@@ -158,7 +161,7 @@ class EngineLoop:
         """How long nothing but a message can bring work: without requests, and while all of them are held back."""
         early_ns = self._too_early_ns()
         if early_ns:
-            return min(early_ns / NS_PER_S, POLL_S)
+            return min(early_ns, max(early_ns // POLL_PART, POLL_NS)) / NS_PER_S
         if not self._has_work:
             return 0 if self._executor.idle() else HEARTBEAT_S
         if self._stalled and self._scheduler.wake_ns:
@@ -174,9 +177,14 @@ class EngineLoop:
         if not 0 < len(self._flying) < self._depth:
             return 0
         newest = self._flying[-1]
-        ends_ns = max(self._flying[0].submitted_ns, self._last_ended_ns) + sum(s.foreseen_ns for s in self._flying)
-        early_ns = ends_ns - lead_ns(newest.foreseen_ns) - now_ns()
+        early_ns = self._due_ns - now_ns()
         return 0 if early_ns <= 0 or newest.handle.done() else early_ns
+
+    def _foresee(self) -> None:
+        """Set when the next step is due, by those in flight."""
+        began_ns = max(self._flying[0].submitted_ns, self._last_ended_ns)
+        ends_ns = began_ns + sum([step.foreseen_ns for step in self._flying])
+        self._due_ns = ends_ns - lead_ns(self._flying[-1].foreseen_ns)
 
     # ------------------------------------------------------------------ messages
 
@@ -231,6 +239,7 @@ class EngineLoop:
             load = StepLoad.of(planned.plan)
             foreseen_ns = round(self._step_time.ms(load) * NS_PER_MS)
             self._flying.append(_InFlight(planned, handle, load, foreseen_ns, planned_ns, submitted_ns, work))
+            self._foresee()
         return True
 
     def _harvest(self) -> None:
@@ -244,6 +253,8 @@ class EngineLoop:
         self._captured_steps += result.captured
         self._last_step_ns = harvested
         self._last_ended_ns = result.ended_ns
+        if self._flying:
+            self._foresee()
         ends = 0
         for update in self._scheduler.complete(step.planned, result):
             if update.finished:
@@ -328,6 +339,7 @@ class EngineLoop:
         return EngineStats(
             steps=self._steps,
             captured_steps=self._captured_steps,
+            unprepared=self._executor.unprepared,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             kv_total=kv.total,

@@ -36,6 +36,11 @@ class Executor(Protocol):
         True when more of it is left."""
         ...
 
+    @property
+    def unprepared(self) -> int:
+        """Kinds of steps that `idle` has still to prepare."""
+        ...
+
     def copies(self, host: HostMemory | None = None, *, may_grow: Callable[[], bool] = lambda: True) -> CopyEngine:
         """What moves KV blocks between the pools ``device``, this executor's KV, and ``host``, which is opened here and
         grows while it ``may_grow`` (`HostMemory.open`). Ask once; `close` closes it, and the host memory is the

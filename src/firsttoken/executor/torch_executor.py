@@ -91,6 +91,10 @@ class TorchExecutor:
         """Nothing is done ahead."""
         return False
 
+    @property
+    def unprepared(self) -> int:
+        return 0
+
     def copies(self, host: HostMemory | None = None, *, may_grow: Callable[[], bool] = lambda: True) -> CopyEngine:
         """They are done by the lane's thread, between the steps before and after them."""
         if self._copies is not None:

@@ -198,6 +198,10 @@ class GraphExecutor:
             self._tell_captured()
         return self._next_capture() is not None
 
+    @property
+    def unprepared(self) -> int:
+        return self._captures.left
+
     def capture(self, shape: StepShape, needs: Needs | None) -> None:
         """Make the graph of a shape, so that its steps are one launch; without ``needs`` that of the model alone.
         Nothing happens when there is one."""

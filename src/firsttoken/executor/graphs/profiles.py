@@ -13,6 +13,9 @@ from firsttoken.core.step_sizes import graph_sizes
 
 # Rows that the small-M projections take; above, products go to cuBLAS.
 SMALL_ROWS = 64
+# Beside decode rows there is room for so many chunks at least: an empty tile of attention costs a microsecond a layer
+# at most, a shape more costs a graph, and a load of short prompts would see twice as many shapes.
+CHUNKS_BESIDE = 16
 
 
 @dataclass(frozen=True, order=True)
@@ -40,6 +43,8 @@ class ShapeTable:
         self._tokens_of = _lookup(self.sizes.chunks)
         # Of decode rows, and of chunks, each of which may leave a tile partly empty and may sample.
         self._rows_of = _lookup(self.sizes.mixed_rows)
+        few = min(CHUNKS_BESIDE, self.sizes.mixed_rows[-1])
+        self._chunks_beside = _lookup([size for size in self.sizes.mixed_rows if size >= few])
         self._total_of = _lookup(self.sizes.mixed_totals)
 
     def shape(self, decode_rows: int, chunks: Sequence[int], sampling_chunks: int) -> StepShape:
@@ -48,7 +53,8 @@ class ShapeTable:
         if not chunks:
             rows = self._decode_of[decode_rows]
             return StepShape(rows, rows, 0, rows)
-        rows, count = self._rows_of[decode_rows], self._rows_of[len(chunks)]
+        rows = self._rows_of[decode_rows]
+        count = (self._chunks_beside if rows else self._rows_of)[len(chunks)]
         total = self._total_of[rows + sum(chunks)] if rows else self._tokens_of[sum(chunks)]
         tiles = -(-(total - rows) // self.tile_rows) + count
         # Beside decode rows the head is computed anyway, and a few rows more of it cost next to nothing.
