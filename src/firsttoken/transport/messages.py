@@ -78,8 +78,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     old ``last_step_ns`` the engine is stuck, with a fresh one it is busy. ``captured_steps`` of all ``steps`` so far
     were launched as a graph. ``host_ns`` is the CPU time that the loop's thread took to plan, submit, complete and tell
     them (not to wait for them); ``peak_memory`` the most bytes of the device (for a CPU: of the process) ever held, as
-    of the last heartbeat of an idle engine, 0 if unknown. ``unprepared`` kinds of steps will be captured when the engine
-    is idle; until then they take longer.
+    of the last heartbeat of an idle engine, 0 if unknown. ``unprepared`` kinds of steps will be captured when
+    the engine is idle; until then they take longer.
     """
 
     steps: int = 0
