@@ -18,6 +18,7 @@ from firsttoken.core.plan import RowWork, TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request
 from firsttoken.core.service import Targets
 from firsttoken.engine.class_gauges import ClassGauges
+from firsttoken.engine.foresight import Foresight
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.engine.step_gauges import StepGauges
 from firsttoken.executor.interface import Executor, StepHandle
@@ -101,6 +102,7 @@ class EngineLoop:
         self._gauges = ClassGauges(self._admission)
         self._step_time = step_time
         self._step_gauges = StepGauges(step_time)
+        self._foresight = Foresight(step_time)
         self._flying: deque[_InFlight] = deque()
         self._deltas: list[RequestDelta] = []
         self._steps = 0
@@ -236,8 +238,7 @@ class EngineLoop:
             handle = self._executor.submit(planned.plan)
             submitted_ns = now_ns()
             work = self._backlog.planned(planned, self._scheduler.counters.preemptions)
-            load = StepLoad.of(planned.plan)
-            foreseen_ns = round(self._step_time.ms(load) * NS_PER_MS)
+            load, foreseen_ns = self._foresight.of(planned.plan)
             self._flying.append(_InFlight(planned, handle, load, foreseen_ns, planned_ns, submitted_ns, work))
             self._foresee()
         return True

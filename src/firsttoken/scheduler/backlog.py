@@ -17,6 +17,8 @@ CLASSES = len(ServiceClass)
 WORK_MEMORY_S, ARRIVAL_MEMORY_S, END_MEMORY_S = 2.0, 10.0, 10.0
 # Fewer full steps, or ends, say nothing about how fast it goes.
 MIN_STEPS, MIN_ENDS = 4, 8
+# Time without ends is added up until it is so much, or until the next.
+QUIET_S = 0.1
 # A step that is slower than this many of its like counts as so many: a kernel was compiled, a clock read late.
 OUTLIER = 4.0
 
@@ -91,6 +93,7 @@ class Backlog:
         self._preemptions = 0
         self._work = Rate(WORK_MEMORY_S)
         self._ends = Rate(END_MEMORY_S)
+        self._quiet_s = self._exposed = 0.0  # since the last end, not added yet: time, and that times running requests
         self._arrivals = [_Arrivals() for _ in range(CLASSES)]
 
     # ------------------------------------------------------------------ told by the loop
@@ -119,8 +122,11 @@ class Backlog:
 
     def ran(self, work: StepWork, seconds: float, ends: int) -> None:
         """A step took ``seconds``, and so many requests ended with it."""
-        rows = sum(self.running)
-        self._ends.add(ends, (rows + ends) * seconds, seconds, ends)
+        self._quiet_s += seconds
+        self._exposed += (sum(self.running) + ends) * seconds
+        if ends or self._quiet_s > QUIET_S:
+            self._ends.add(ends, self._exposed, self._quiet_s, ends)
+            self._quiet_s = self._exposed = 0.0
         if not work.tokens or seconds <= 0:
             return
         # A step that had less to do than it could says what can be done at least.
