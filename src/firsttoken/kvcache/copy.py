@@ -162,15 +162,13 @@ def _begins(block: int, segment: int) -> bool:
 
 def pieces(pairs: Sequence[tuple[int, int]], source: BlockMemory, target: BlockMemory) -> list[Piece]:
     """The fewest copies of plain bytes that move ``pairs``."""
-    nbytes = source.block_bytes
+    nbytes, here, there = source.block_bytes, source.address, target.address
     if source.stride != nbytes or target.stride != nbytes:  # a gap follows each block, in one of the two
         found = [(a, b, 1) for a, b in pairs]
     else:
         found = runs(pairs, source.segment_blocks, target.segment_blocks)
-    return [
-        Piece(source.address + a * source.stride, target.address + b * target.stride, count * nbytes)
-        for a, b, count in found
-    ]
+    step, other_step = source.stride, target.stride
+    return [Piece(here + a * step, there + b * other_step, count * nbytes) for a, b, count in found]
 
 
 def cut(pairs: Sequence[tuple[int, int]], most: int) -> list[Sequence[tuple[int, int]]]:

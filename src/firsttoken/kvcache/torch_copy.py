@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -14,14 +13,11 @@ from firsttoken.kvcache.host_copy import HostCopyDevice, copy_now
 from firsttoken.kvcache.stream_copy import CopyDevice, CopyStream, Direction, Event, StreamCopyEngine
 
 
-@dataclass(frozen=True)
 class TensorMemory:
-    """The blocks of a contiguous tensor ``[num_blocks, ...]``. Raises `ValueError` for any other."""
+    """The blocks of a contiguous tensor ``[num_blocks, ...]``, as `copy.BlockMemory`. Raises `ValueError` for any
+    other."""
 
-    tensor: torch.Tensor
-
-    def __post_init__(self) -> None:
-        tensor = self.tensor
+    def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.ndim < 2 or not tensor.is_contiguous():
             raise ValueError(
                 f"a pool must be a contiguous [num_blocks, ...] tensor, got shape {tuple(tensor.shape)} with strides "
@@ -29,30 +25,14 @@ class TensorMemory:
             )
         if tensor.device.type not in ("cpu", "cuda"):
             raise ValueError(f"a pool must be on the CPU or on a CUDA device, got {tensor.device}")
-
-    @property
-    def address(self) -> int:
-        return self.tensor.data_ptr()
-
-    @property
-    def num_blocks(self) -> int:
-        return self.tensor.shape[0]
-
-    @property
-    def block_bytes(self) -> int:
-        return self.tensor[0].numel() * self.tensor.element_size()
-
-    @property
-    def stride(self) -> int:
-        return self.block_bytes
-
-    @property
-    def segment_blocks(self) -> int:
-        return self.num_blocks
-
-    @property
-    def on_device(self) -> bool:
-        return self.tensor.device.type == "cuda"
+        self.tensor = tensor
+        # Read for each submit: torch takes a while to tell.
+        self.address: int = tensor.data_ptr()
+        self.num_blocks: int = tensor.shape[0]
+        self.block_bytes: int = tensor[0].numel() * tensor.element_size()
+        self.stride = self.block_bytes
+        self.segment_blocks = self.num_blocks
+        self.on_device = tensor.device.type == "cuda"
 
 
 class CUDAPinning:
