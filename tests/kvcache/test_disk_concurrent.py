@@ -210,11 +210,14 @@ def test_lru_keeps_what_it_was_told_to_keep_and_does_not_grow_by_uses() -> None:
         each.used_ns = now
         policy.used(each, ServiceClass.P2, now)
         policy.offer(each, now)
+    policy.withdraw(shards[0])
     shards[0].keep_until_ns = 1000
-    policy.used(shards[0], ServiceClass.P2, 3)
+    policy.offer(shards[0], 3)
     for now in range(4, 10_000):
+        policy.withdraw(shards[1])
         shards[1].used_ns = now
         policy.used(shards[1], ServiceClass.P2, now)
+        policy.offer(shards[1], now)
     assert len(policy._heap) < 100
     assert policy.victim(10_000) is shards[2]
     policy.left(shards[2], 10_000, evicted=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -34,8 +35,13 @@ class Scratch:
 
 
 def aligned_buffer(nbytes: int) -> memoryview:
-    """Zeroed memory that begins at a page, for callers without a pinned slab of their own."""
-    return memoryview(mmap.mmap(-1, max(1, nbytes)))[:nbytes]
+    """Zeroed memory that begins at a page, for callers without a pinned slab of their own. The first transfer into
+    it also has to make its pages, large ones where the system has them."""
+    memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)[:nbytes]
 
 
 def byte_views(buffers: KVBuffer | Sequence[KVBuffer], *, writable: bool) -> list[memoryview]:

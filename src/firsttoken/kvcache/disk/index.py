@@ -73,10 +73,15 @@ class DiskIndex:
 
     def use(self, stored: Stored, service: ServiceClass, now_ns: int) -> None:
         shard = stored.shard
+        # It is ranked anew when it is offered again, so that a policy need not look for it among the offered.
+        if stored.offered:
+            self._policy.withdraw(shard)
         shard.uses += 1
         shard.used_ns = now_ns
         shard.service = min(shard.service, service)
         self._policy.used(shard, service, now_ns)
+        if stored.offered:
+            self._policy.offer(shard, now_ns)
 
     def hold(self, stored: Stored, now_ns: int) -> None:
         stored.holds += 1

@@ -22,9 +22,7 @@ class LruPolicy:
         self._offered = 0
 
     def used(self, shard: Shard, service: ServiceClass, now_ns: int) -> None:
-        if shard.state is not None:
-            self.withdraw(shard)
-            self.offer(shard, now_ns)
+        """Its last use is known, and counts when it is offered."""
 
     def offer(self, shard: Shard, now_ns: int) -> None:
         self._offered += shard.state is None
