@@ -6,6 +6,7 @@ import ctypes
 import gc
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -202,6 +203,22 @@ def test_a_size_is_so_many_blocks_or_refused_with_what_would_do() -> None:
     with pytest.raises(ConfigError, match="got -1"):
         host_blocks(-1, kv, 1 << 40)
     assert available_memory() > 0
+
+
+def test_what_is_free_is_what_the_container_may_have(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  2000 kB\nMemFree: 10 kB\nMemAvailable:   1000 kB\nHugePages_Total:  0\n")
+    assert available_memory(meminfo, tmp_path) == 1000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("500000\n")
+    assert available_memory(meminfo, tmp_path) == 1000 * 1024
+    (tmp_path / "memory.max").write_text("600000\n")
+    assert available_memory(meminfo, tmp_path) == 100_000
+    (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 20000\nactive_file 3000\n")
+    assert available_memory(meminfo, tmp_path) == 123_000
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert available_memory(meminfo, tmp_path) == 0
+    assert available_memory(tmp_path / "none", tmp_path / "none") == 0
 
 
 def test_blocks_of_runs_are_in_order() -> None:

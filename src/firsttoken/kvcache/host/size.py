@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.kv_format import KVFormat
 
@@ -10,16 +12,27 @@ GIB = 1 << 30
 MOST = 0.9
 
 
-def available_memory() -> int:
-    """Bytes that the system can give without swapping; 0 where it does not tell."""
+def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that the system can give without swapping, or this container without being ended; 0 where nobody tells."""
+    system = _numbers(meminfo).get("MemAvailable:", 0) * 1024
     try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # "max", or no cgroup of our own
+        return system
+    # What files take of it goes when it is needed.
+    stat = _numbers(cgroup / "memory.stat")
+    left = limit - used + stat.get("inactive_file", 0) + stat.get("active_file", 0)
+    return max(0, min(system, left))
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The first two words of each line."""
+    try:
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     except OSError:
-        pass
-    return 0
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
 def host_blocks(nbytes: int, kv_format: KVFormat, available: int) -> int:
