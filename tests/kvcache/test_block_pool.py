@@ -11,13 +11,13 @@ BLOCKS = 5
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Against a model: the owners of each block, and the cached ones in order of age."""
+    """Against a model: the owners of each block, and the cached ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(BLOCKS)
         self.owners: dict[int, int] = {}
-        self.cached: list[int] = []
+        self.cached: set[int] = set()
 
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
@@ -32,38 +32,35 @@ class PoolMachine(RuleBasedStateMachine):
             assert block not in self.cached
             self.owners[block] = 1
 
-    @precondition(lambda self: self.owners or self.cached)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from(sorted(set(self.owners) | set(self.cached))))
-        self.pool.share(block)
-        self.owners[block] = self.owners.get(block, 0) + 1
-        if block in self.cached:
-            self.cached.remove(block)
+        shared = data.draw(st.sets(st.sampled_from(range(BLOCKS))))
+        if shared - set(self.owners) - self.cached:
+            with pytest.raises(ValueError, match="is free and has no content"):
+                self.pool.share(sorted(shared))
+            return
+        self.pool.share(sorted(shared))
+        for block in shared:
+            self.owners[block] = self.owners.get(block, 0) + 1
+        self.cached -= shared
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data(), keep=st.booleans())
     def drop(self, data: st.DataObject, keep: bool) -> None:
-        block = data.draw(st.sampled_from(sorted(self.owners)))
-        self.pool.drop(block, keep=keep)
-        self.owners[block] -= 1
-        if not self.owners[block]:
-            del self.owners[block]
-            if keep:
-                self.cached.append(block)
+        dropped = data.draw(st.sets(st.sampled_from(sorted(self.owners))))
+        assert self.pool.exclusive(dropped) == sum(self.owners[block] == 1 for block in dropped)
+        self.pool.drop(sorted(dropped), keep=keep)
+        for block in dropped:
+            self.owners[block] -= 1
+            if not self.owners[block]:
+                del self.owners[block]
+                if keep:
+                    self.cached.add(block)
 
-    @rule(block=st.integers(0, BLOCKS - 1))
-    def touch(self, block: int) -> None:
-        self.pool.touch(block)
-        if block in self.cached:
-            self.cached.remove(block)
-            self.cached.append(block)
-
-    @rule(block=st.integers(0, BLOCKS - 1))
-    def forget(self, block: int) -> None:
-        self.pool.forget(block)
-        if block in self.cached:
-            self.cached.remove(block)
+    @rule(blocks=st.sets(st.integers(0, BLOCKS - 1)))
+    def forget(self, blocks: set[int]) -> None:
+        self.pool.forget(sorted(blocks))
+        self.cached -= blocks
 
     @invariant()
     def agrees_with_the_model(self) -> None:
@@ -71,8 +68,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_used == len(self.owners)
         assert self.pool.num_cached == len(self.cached)
         assert self.pool.available == BLOCKS - len(self.owners)
-        if self.cached:
-            assert self.pool.oldest() == self.cached[0]
+        assert {block for block in range(BLOCKS) if self.pool.is_cached(block)} == self.cached
 
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -82,23 +78,31 @@ TestPoolMachine = PoolMachine.TestCase
 def test_a_second_release_is_an_error_and_not_a_second_owner() -> None:
     pool = BlockPool(2)
     [block] = pool.take(1)
-    pool.drop(block, keep=False)
+    pool.drop([block], keep=False)
     with pytest.raises(RuntimeError, match="released twice"):
-        pool.drop(block, keep=False)
+        pool.drop([block], keep=False)
     pool.check({})
 
 
 def test_what_was_given_back_last_is_taken_first() -> None:
     pool = BlockPool(5)
     assert pool.take(3) == [0, 1, 2]
-    pool.drop(0, keep=False)
-    pool.drop(2, keep=False)
+    pool.drop([0], keep=False)
+    pool.drop([2], keep=False)
     assert pool.take(3) == [2, 0, 3]
 
 
 def test_a_free_block_cannot_be_shared() -> None:
-    with pytest.raises(KeyError):
-        BlockPool(1).share(0)
+    with pytest.raises(ValueError, match="KV block 0 is free"):
+        BlockPool(1).share([0])
+
+
+def test_forgotten_blocks_are_taken_in_order() -> None:
+    pool = BlockPool(5)
+    blocks = pool.take(5)
+    pool.drop(blocks, keep=True)
+    pool.forget([3, 1, 4])
+    assert pool.take(2) == [3, 1]
 
 
 def test_check_sees_a_lost_reference() -> None:

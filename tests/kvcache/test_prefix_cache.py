@@ -7,46 +7,10 @@ from array import array
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from firsttoken.core.identity import Identity
-from firsttoken.core.kv_format import KVFormat
-from firsttoken.core.request import EngineRequest, Request
-from firsttoken.core.sampling_params import SamplingParams
-from firsttoken.kvcache import KVCache
 from firsttoken.kvcache.prefix_index import hash_block
-
-FORMAT = KVFormat(dtype="float32", layers=1, kv_heads=1, head_dim=8, block_tokens=4)
-
-
-def make_cache(blocks: int, **options: Any) -> KVCache:
-    return KVCache(FORMAT, blocks, model="m", **options)
-
-
-def make_request(number: int, prompt: list[int], salt: str = "") -> Request:
-    return Request(
-        EngineRequest(
-            id=number,
-            prompt=array("I", prompt).tobytes(),
-            params=SamplingParams(),
-            seed=0,
-            max_tokens=100,
-            salt=salt,
-        )
-    )
-
-
-def run_through(cache: KVCache, request: Request) -> list[int]:
-    """Admit, compute all known tokens, release: the blocks it had."""
-    admission = cache.admit(request)
-    assert admission is not None
-    request.num_computed = request.num_tokens
-    cache.commit(request)
-    cache.release(request)
-    request.num_computed = 0
-    return admission.blocks
+from tests.support.kv import FORMAT, findable, make_cache, make_request, run_through
 
 
 def test_the_longest_prefix_of_full_blocks_is_found_but_never_all_tokens() -> None:
@@ -64,12 +28,12 @@ def test_the_longest_prefix_of_full_blocks_is_found_but_never_all_tokens() -> No
 
 def test_the_hash_is_a_chained_sha256_from_the_identity() -> None:
     cache = make_cache(16)
-    request = make_request(1, list(range(9)), salt="tenant")
-    run_through(cache, request)
+    run_through(cache, make_request(1, list(range(9)), salt="tenant"))
     root = Identity(model="m", kv_format=FORMAT.key, salt="tenant").root()
     first = hash_block(root, array("I", range(4)).tobytes())
-    assert request.block_hashes == [first, hash_block(first, array("I", range(4, 8)).tobytes())]
-    assert len(first) == 32
+    [shard] = cache.index.shards()
+    assert shard.hashes == [first, hash_block(first, array("I", range(4, 8)).tobytes())]
+    assert (shard.key, shard.parent_key, len(first)) == (shard.hashes[-1], root, 32)
 
 
 def test_a_salts_root_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,16 +89,16 @@ def test_a_dead_row_writes_no_registered_block() -> None:
     request.tokens.append(7)
     cache.commit(request)
     blocks = cache.blocks_of(request)
-    assert [block in cache.index for block in blocks] == [True, True, False]
+    assert findable(cache) == set(blocks[:2])
     cache.release(request)
     # Nothing planned from here on belongs to the request; both registered blocks were planned in full before.
-    assert [block in cache.index for block in blocks] == [True, True, False]
+    assert findable(cache) == set(blocks[:2])
     assert not cache.pool.is_cached(blocks[2])
     assert written_later == {1, 2}
 
 
 def test_eviction_takes_the_oldest_and_its_end_first() -> None:
-    cache = make_cache(6)
+    cache = make_cache(6, shard_tokens=lambda request: 4)
     old = run_through(cache, make_request(1, [1] * 12))
     young = run_through(cache, make_request(2, [2] * 12))
     assert cache.stats().free == 0
@@ -199,24 +163,9 @@ def test_two_that_compute_the_same_share_the_entry_but_not_the_block() -> None:
     assert cache.stats().cached == 2
 
 
-def test_a_parent_is_younger_than_its_child_even_when_another_request_made_it() -> None:
-    cache = make_cache(8)
-    one, two = make_request(1, list(range(5))), make_request(2, list(range(9)))
-    for request in (one, two):
-        assert cache.admit(request) is not None
-    for request in (one, two):
-        request.num_computed = request.num_tokens
-        cache.commit(request)
-    parent, child = cache.blocks_of(one)[0], cache.blocks_of(two)[1]
-    cache.release(one)
-    cache.release(two)
-    assert cache.pool.is_cached(parent)
-    assert cache.pool.oldest() == child
-
-
-def test_what_continues_an_evicted_block_is_found_again() -> None:
-    """`two` continues blocks that `one` registered; those are evicted; then `two`'s own copy is registered."""
-    cache = make_cache(7)
+def test_who_continues_what_another_request_made_keeps_it_from_eviction() -> None:
+    """`two` computes what `one` registered, and continues it; then `one` goes, and nothing else is free."""
+    cache = make_cache(6)
     one, two = make_request(1, list(range(5))), make_request(2, list(range(13)))
     for request in (one, two):
         assert cache.admit(request) is not None
@@ -224,16 +173,39 @@ def test_what_continues_an_evicted_block_is_found_again() -> None:
     cache.commit(one)
     two.num_computed = 13
     cache.commit(two)
+    made = cache.blocks_of(one)[0]
     cache.release(one)
-    others = [make_request(number, [90 + number]) for number in (3, 4, 5)]
-    for other in others:
-        assert cache.admit(other) is not None
-    assert len(cache.index) == 0, "what continues an evicted block could not be hit"
     cache.check()
-    cache.commit(two)
-    assert cache.match(make_request(6, list(range(13)))) == (12, cache.blocks_of(two)[:3])
+    assert (cache.available, cache.exclusive_blocks(two)) == (1, 5), "its own copy of the first block, and that one"
+    assert cache.exclusive_blocks(two, {made}) == 4
+    assert cache.admit(make_request(3, [90])) is not None
+    assert cache.match(make_request(4, list(range(13)))) == (12, [made, *cache.blocks_of(two)[1:3]])
     cache.release(two)
     cache.check()
+    assert cache.available == 5
+
+
+def test_of_two_copies_that_nobody_else_holds_one_is_freed() -> None:
+    """A prompt that is cached to its last token has its last block computed again."""
+    cache = make_cache(8)
+    old = run_through(cache, make_request(1, list(range(8))))
+    again = make_request(2, list(range(8)))
+    assert cache.admit(again) is not None
+    again.num_computed = 8
+    cache.commit(again)
+    cache.check()
+    mine = cache.blocks_of(again)
+    assert (mine[0], mine[1] == old[1]) == (old[0], False)
+    assert findable(cache) == set(mine)
+    assert cache.stats().cached == 0
+    assert cache.grow(again, 12) is not None
+    again.tokens.extend(range(8, 12))
+    again.num_computed = 12
+    cache.commit(again)
+    cache.release(again)
+    cache.check()
+    assert cache.match(make_request(3, list(range(13))))[0] == 12
+    assert cache.stats().cached == 3
 
 
 def test_suspect_kv_is_forgotten_with_all_that_continues_it() -> None:
@@ -246,6 +218,22 @@ def test_suspect_kv_is_forgotten_with_all_that_continues_it() -> None:
     assert cache.match(make_request(3, list(range(14)))) == (0, [])
     assert cache.stats().free == 16
     cache.check()
+
+
+def test_what_shares_suspect_kv_does_not_make_it_findable_again() -> None:
+    cache = make_cache(16)
+    run_through(cache, make_request(1, list(range(9))))
+    bad, other = make_request(2, list(range(9))), make_request(3, list(range(14)))
+    for request in (bad, other):
+        assert cache.admit(request) is not None
+    other.num_computed = 14
+    cache.release(bad, forget=True)
+    cache.commit(other)
+    cache.check()
+    assert cache.match(make_request(4, list(range(14)))) == (0, [])
+    cache.release(other)
+    cache.check()
+    assert cache.stats().free == 16
 
 
 def test_a_leak_is_found_when_there_is_no_request_and_at_no_cost() -> None:
@@ -275,92 +263,13 @@ def test_grow_changes_nothing_when_the_pool_is_short() -> None:
 
 @pytest.mark.parametrize("block_hash", [lambda parent, tokens: b"", lambda parent, tokens: bytes([parent[0] % 2])])
 def test_bb33_equal_hashes_of_different_tokens_are_no_hit(block_hash: Any) -> None:
+    """Whatever a hash says, tokens are compared, and only within an identity."""
     cache = make_cache(64, block_hash=block_hash)
     run_through(cache, make_request(1, list(range(64))))
     assert cache.match(make_request(2, list(range(100, 164)))) == (0, [])
     # Equal tokens under another identity, and after another parent.
     assert cache.match(make_request(3, list(range(64)), salt="other"))[0] == 0
-    assert cache.match(make_request(4, [*range(4), *range(4), *range(4)]))[0] in (0, 4)
-    run_through(cache, make_request(5, list(range(100, 164))))
+    assert cache.match(make_request(4, [*range(4), *range(4), *range(4)]))[0] == 4
+    blocks = run_through(cache, make_request(5, list(range(100, 164))))
     cache.check()
-    assert cache.match(make_request(6, list(range(100, 164))))[0] == 0
-
-
-class CacheMachine(RuleBasedStateMachine):
-    """Admit, compute, grow, release in any order; a model of which tokens each block was computed for."""
-
-    @initialize(blocks=st.integers(2, 9), weak=st.booleans())
-    def start(self, blocks: int, weak: bool) -> None:
-        options = {"block_hash": lambda parent, tokens: bytes([(sum(parent) + sum(tokens)) % 4])} if weak else {}
-        self.cache = make_cache(blocks, **options)
-        self.live: list[Request] = []
-        self.content: dict[int, list[int]] = {}
-        self.count = 0
-
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20), salt=st.sampled_from(["", "s"]))
-    def admit(self, prompt: list[int], salt: str) -> None:
-        self.count += 1
-        request = make_request(self.count, prompt, salt)
-        cached, found = self.cache.match(request)
-        available = self.cache.available
-        cost = self.cache.probe(request).cost
-        admission = self.cache.admit(request)
-        assert (admission is None) == (cost > available)
-        if admission is None:
-            return
-        assert self.cache.available == available - cost
-        assert admission.cached_tokens == cached < len(prompt)
-        assert admission.blocks[: len(found)] == found
-        for index, block in enumerate(found):
-            assert self.content[block] == [salt, *prompt[: (index + 1) * 4]], "KV of other tokens"
-        request.num_computed = cached
-        self.live.append(request)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), count=st.integers(1, 9), register=st.booleans())
-    def compute(self, data: st.DataObject, count: int, register: bool) -> None:
-        request = data.draw(st.sampled_from(self.live))
-        blocks = self.cache.blocks_of(request)
-        end = min(request.num_computed + count, request.num_tokens)
-        for position in range(request.num_computed, end):
-            block = blocks[position // 4]
-            node = self.cache.index.node(block)
-            assert node is None, "a registered block is written"
-            self.content[block] = [request.salt, *request.tokens[: position + 1]]
-        request.num_computed = end
-        if register:
-            self.cache.commit(request)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), token=st.integers(0, 1))
-    def append(self, data: st.DataObject, token: int) -> None:
-        request = data.draw(st.sampled_from(self.live))
-        if self.cache.grow(request, request.num_tokens + 1) is not None:
-            request.tokens.append(token)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), forget=st.booleans(), register=st.booleans())
-    def release(self, data: st.DataObject, forget: bool, register: bool) -> None:
-        request = data.draw(st.sampled_from(self.live))
-        if register:
-            self.cache.commit(request)
-        self.cache.release(request, forget=forget)
-        self.live.remove(request)
-
-    @invariant()
-    def whole(self) -> None:
-        if hasattr(self, "cache"):
-            self.cache.check()
-            stats = self.cache.stats()
-            assert stats.total == stats.used + stats.cached + stats.free
-
-    def teardown(self) -> None:
-        for request in getattr(self, "live", []):
-            self.cache.release(request)
-        if hasattr(self, "cache"):
-            self.cache.check()
-            assert self.cache.stats().used == 0
-
-
-CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestCacheMachine = CacheMachine.TestCase
+    assert cache.match(make_request(6, list(range(100, 164)))) == (60, blocks[:15])

@@ -172,7 +172,6 @@ class World:
     def plan(self) -> PlannedStep | None:
         """Plan a step and run it (its result is kept for `complete`), checking what must hold for it."""
         decoding = [r for r in self.requests.values() if self._decodes(r)]
-        registered = {b: node for b in range(self.blocks) if (node := self.kv.index.node(b)) is not None}
         planned = self.scheduler.plan()
         self.expire()
         self.check()
@@ -182,8 +181,8 @@ class World:
         plan = PLAN_DECODER.decode(PLAN_ENCODER.encode(planned.plan))
         self._check_plan(planned, decoding)
         result, written = self.executor.run(plan)
-        for block in written & registered.keys():
-            assert not registered[block].live, f"registered block {block} was written again"
+        findable = {block for shard in self.kv.index.shards() for block in shard.blocks}
+        assert not written & findable, f"registered blocks {written & findable} were written again"
         for sample in result.samples:
             request = next(r for w, r in zip(plan.work, planned.requests, strict=True) if w.slot == sample.slot)
             self.first_token_step.setdefault(request.request_id, plan.step_id)

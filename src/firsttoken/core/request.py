@@ -7,6 +7,7 @@ from enum import Enum
 
 import msgspec
 
+from firsttoken.core.cache_miss import Miss
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
@@ -49,14 +50,18 @@ class Request:
     Invariant: ``0 <= num_computed <= num_tokens + num_pending``. ``num_computed`` counts tokens whose KV has been
     *planned* (a submitted step is as good as done: steps of one lane run in order). ``num_pending`` counts samples
     that are in flight, whose tokens only the device knows yet.
+
+    ``miss`` says why no more than ``num_cached`` tokens were cached, None when no more could be. What it uses is to be
+    kept in the KV cache until ``keep_until_ns``, 0 for no wish.
     """
 
     __slots__ = (
-        "block_hashes",
         "deadline_ns",
         "finish_reason",
         "first_scheduled",
+        "keep_until_ns",
         "max_tokens",
+        "miss",
         "num_cached",
         "num_computed",
         "num_front_stamps",
@@ -103,7 +108,8 @@ class Request:
         self.status = Status.WAITING
         self.finish_reason: str | None = None
         self.stop_reason: int | None = None
-        self.block_hashes: list[bytes] = []
+        self.miss: Miss | None = None
+        self.keep_until_ns = 0
         self.timeline = Timeline(list(wire.stamps))
         self.timeline.stamp(Mark.ARRIVED)
 

@@ -1,7 +1,8 @@
 """The KV cache as the scheduler sees it: blocks for requests, found again by prefix.
 
-Ownership: a request's holding owns one reference for each of its blocks, from `admit` to `release`; nobody else owns
-any. The index owns none: what it finds may be evicted as long as no request holds it.
+Ownership: a request's holding owns one reference for each of its blocks and for each block of its registered prefix,
+from `admit` to `release`; nobody else owns any. The index owns none: what it finds may be evicted as long as no request
+holds it. README.md in this folder says what each class owns.
 
 Time: the cache lives in *plan order*. A step that was planned is as good as done, because the steps of a lane run
 in the order of their plans. So a block whose KV is planned may be registered, and a block given back may be handed
@@ -17,24 +18,47 @@ to a later step while a step in flight still writes it. Two rules make this exac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
 
+from firsttoken.core.cache_miss import Miss, MissReason
+from firsttoken.core.clock import now_ns
 from firsttoken.core.identity import Identity
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.request import Request
+from firsttoken.core.service import ServiceClass
 from firsttoken.kvcache.block_pool import BlockPool
-from firsttoken.kvcache.prefix_index import BlockHash, CachedBlock, PrefixIndex, hash_block
+from firsttoken.kvcache.eviction.interface import EvictionPolicy
+from firsttoken.kvcache.eviction.lru import LRU
+from firsttoken.kvcache.evictor import Evictor, OnEvict
+from firsttoken.kvcache.misses import Missed, MissLog
+from firsttoken.kvcache.pins import QUOTA, Pins
+from firsttoken.kvcache.prefix_index import BlockHash, Match, PrefixIndex, hash_block
+from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
 
-_TOKEN_BYTES = 4
 # Salts whose roots are kept.
 _ROOTS = 1024
+SHARD_TOKENS = 256
+
+ShardTokens = Callable[[Request], int]
+"""How many tokens the shards that a request makes may have: a multiple of the block."""
+
+
+def default_shard_tokens(request: Request) -> int:
+    return SHARD_TOKENS
 
 
 class KVStats(msgspec.Struct, frozen=True):
-    """Counts of blocks (``total = used + cached + free``), and running totals of evicted blocks and hit tokens."""
+    """Counts of blocks (``total = used + cached + free``), and running totals.
+
+    ``evictions`` counts blocks, ``evicted_shards`` shards. Of the tokens of all admissions, those of preempted requests
+    that come again included, ``hit_tokens`` were found and ``missed_tokens`` were not. The prompts (counted once) that
+    were not found to the end are told by reason: ``never_seen``, ``evicted``, ``diverged``. ``other_salt`` of the first
+    are known under another salt, which whoever may send prompts must not be told. ``kept`` blocks are kept because
+    callers asked for it, and ``ignored_keeps`` such wishes of shards were not granted.
+    """
 
     total: int
     used: int
@@ -42,6 +66,14 @@ class KVStats(msgspec.Struct, frozen=True):
     free: int
     evictions: int
     hit_tokens: int
+    evicted_shards: int
+    missed_tokens: int
+    never_seen: int
+    evicted: int
+    diverged: int
+    other_salt: int
+    kept: int
+    ignored_keeps: int
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -51,13 +83,16 @@ class Probe(msgspec.Struct, frozen=True):
     block that would have to be computed, None when no full block is missing.
     """
 
-    nodes: list[CachedBlock]
+    match: Match
     cost: int
     next_hash: bytes | None
 
     @property
     def blocks(self) -> list[int]:
-        return [node.block for node in self.nodes]
+        """Those that were found, in order."""
+        match = self.match
+        blocks = [block for shard in match.path for block in shard.blocks]
+        return blocks + match.part.blocks[: match.part_blocks] if match.part is not None else blocks
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -68,20 +103,40 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 class _Holding:
-    """The blocks of one request. ``chain[i]`` is the node that stands for its block ``i`` (it may name another
-    request's block, when both computed the same tokens). ``collided``: register nothing more."""
+    """The blocks of one request. The first ``registered`` of them have their tokens in the index, in the chain that
+    ends with ``tail`` (None: none has). Where that chain names another request's block, which computed the same tokens,
+    both are held, and the own one is in ``spare``."""
 
-    __slots__ = ("blocks", "chain", "collided", "root")
+    __slots__ = ("blocks", "registered", "root", "spare", "tail")
 
-    def __init__(self, root: bytes, blocks: list[int], chain: list[CachedBlock]) -> None:
+    def __init__(self, root: bytes, blocks: list[int], registered: int, tail: CachedShard | None) -> None:
         self.root = root
         self.blocks = blocks
-        self.chain = chain
-        self.collided = False
+        self.registered = registered
+        self.tail = tail
+        self.spare: list[int] = []
+
+    def chain(self) -> list[CachedShard]:
+        """The shards of its registered prefix, the last first."""
+        return list(self.tail.up()) if self.tail is not None else []
+
+    def unfindable(self) -> list[int]:
+        """The blocks that it alone knows."""
+        return self.spare + self.blocks[self.registered :]
+
+    def held(self) -> list[int]:
+        """All blocks that it has a reference to."""
+        if not self.spare:
+            return self.blocks
+        return [block for shard in self.chain() for block in shard.blocks] + self.unfindable()
 
 
 class KVCache:
-    """``num_blocks`` KV blocks of one format and one model (``model``: the checkpoint's fingerprint)."""
+    """``num_blocks`` KV blocks of one format and one model (``model``: the checkpoint's fingerprint).
+
+    ``policy`` chooses what is evicted (the least recently used shard, if None), shards are of ``shard_tokens``, and
+    ``on_evict`` is told of each before it goes. Requests may have ``keep_quota`` of the blocks kept for a while.
+    """
 
     def __init__(
         self,
@@ -92,19 +147,28 @@ class KVCache:
         adapter: str = "",
         prefix_caching: bool = True,
         block_hash: BlockHash = hash_block,
+        policy: EvictionPolicy | None = None,
+        shard_tokens: ShardTokens = default_shard_tokens,
+        on_evict: OnEvict | None = None,
+        keep_quota: float = QUOTA,
     ) -> None:
         self.kv_format = kv_format
         self.block_tokens = kv_format.block_tokens
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks)
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(self.block_tokens, kv_format.bytes_per_block)
+        self._pins = Pins(int(keep_quota * num_blocks))
+        self._evictor = Evictor(self.index, policy or LRU(), self._pins)
+        self._misses = MissLog(num_blocks)
         identity = Identity(model=model, adapter=adapter, kv_format=kv_format.key)
         # An admission asks several times. Salts are the callers', and so without bound.
         self._root = lru_cache(maxsize=_ROOTS)(identity.salted_root)
         self._block_hash = block_hash
+        self._shard_tokens = shard_tokens
+        self._on_evict = on_evict
         self._holdings: dict[int, _Holding] = {}
-        self._evictions = 0
-        self._hit_tokens = 0
+        self._evictions = self._evicted_shards = 0
+        self._hit_tokens = self._missed_tokens = 0
 
     @property
     def num_blocks(self) -> int:
@@ -124,10 +188,13 @@ class KVCache:
         holding = self._holdings.get(request.request_id)
         return list(holding.blocks) if holding is not None else []
 
-    def exclusive_blocks(self, request: Request) -> int:
-        """How many blocks would become available by releasing the request alone. O(its blocks)."""
+    def exclusive_blocks(self, request: Request, but: set[int] | None = None) -> int:
+        """How many blocks, other than ``but``, would become available by releasing the request alone. O(its blocks)."""
         holding = self._holdings.get(request.request_id)
-        return sum(self.pool.references(block) == 1 for block in holding.blocks) if holding is not None else 0
+        if holding is None:
+            return 0
+        held = holding.held()
+        return self.pool.exclusive([block for block in held if block not in but] if but else held)
 
     def match(self, request: Request) -> tuple[int, list[int]]:
         """How many of the request's tokens are cached, and in which blocks. Takes no reference.
@@ -138,21 +205,35 @@ class KVCache:
         return len(blocks) * self.block_tokens, blocks
 
     def probe(self, request: Request) -> Probe:
-        """What `admit` would find and take now. O(cached prefix)."""
-        nodes = self._lookup(request)
-        new = self.blocks_for(request.num_tokens) - len(nodes)
-        idle = sum(self.pool.is_cached(node.block) for node in nodes)
-        return Probe(nodes, new + idle, self.hash_of(request, len(nodes)))
+        """What `admit` would find and take now. O(shards found)."""
+        if not self.prefix_caching:
+            return Probe(Match([]), self.blocks_for(request.num_tokens), None)
+        tokens = request.tokens
+        root, data = self._root(request.salt), tokens.tobytes()
+        match = self.index.find(root, data, (len(tokens) - 1) // self.block_tokens)
+        found = match.num_blocks
+        idle = sum([len(shard.blocks) for shard in match.path if not shard.holders])
+        if match.part is not None and not match.part.holders:
+            idle += match.part_blocks
+        next_hash = None
+        if (found + 1) * self.block_tokens <= len(tokens):
+            next_hash = self._block_hash(match.end_hash or root, self._tokens_of(request, found, found + 1))
+        return Probe(match, self.blocks_for(len(tokens)) - found + idle, next_hash)
 
-    def hash_of(self, request: Request, index: int) -> bytes | None:
-        """The chained hash of the request's block ``index``; None when that block is not full, or without caching."""
-        if not self.prefix_caching or (index + 1) * self.block_tokens > len(request.tokens):
+    def next_hash(self, request: Request) -> bytes | None:
+        """The chained hash of the block that a running request computes next; None when that is not full, or when
+        what comes before is not registered."""
+        holding = self._holdings.get(request.request_id)
+        index = request.num_computed // self.block_tokens
+        full = (index + 1) * self.block_tokens <= len(request.tokens)
+        if holding is None or not self.prefix_caching or not full or index != holding.registered:
             return None
-        self._extend_hashes(request, index + 1)
-        return request.block_hashes[index]
+        parent = holding.tail.key if holding.tail is not None else holding.root
+        return self._block_hash(parent, self._tokens_of(request, index, index + 1))
 
     def admit(self, request: Request, probe: Probe | None = None, *, reserve: int = 0) -> Admission | None:
-        """Give a request blocks for all its known tokens, the cached prefix included.
+        """Give a request blocks for all its known tokens, the cached prefix included. ``request.miss`` says why no more
+        was found, the first time.
 
         None, with nothing changed, when fewer than ``reserve`` blocks would remain available. ``probe`` saves the
         look-up when nothing happened since. Raises `ValueError` when the request holds blocks already.
@@ -162,14 +243,26 @@ class KVCache:
         probe = probe or self.probe(request)
         if probe.cost + reserve > self.pool.available:
             return None
-        blocks = probe.blocks
-        # Referenced before anything is taken, or taking could evict them. Their ancestors are among them.
-        for block in blocks:
-            self.pool.share(block)
-        cached_tokens = len(blocks) * self.block_tokens
-        blocks.extend(self._take(self.blocks_for(request.num_tokens) - len(blocks)))
-        self._holdings[request.request_id] = _Holding(self._root(request.salt), blocks, list(probe.nodes))
+        now = now_ns()
+        if not request.first_scheduled:
+            request.miss = self._miss(request, probe, now)
+        match = probe.match
+        shards = match.path
+        if match.part is not None:
+            shards = [*shards, self._evictor.split(match.part, match.part_blocks, now)]
+        # Held before anything is taken, or taking could evict them.
+        blocks: list[int] = []
+        for shard in shards:
+            self._evictor.hold(shard, request, now)
+            blocks += shard.blocks
+        self.pool.share(blocks)
+        found = len(blocks)
+        blocks += self._take(self.blocks_for(request.num_tokens) - found, request)
+        tail = shards[-1] if shards else None
+        self._holdings[request.request_id] = _Holding(self._root(request.salt), blocks, found, tail)
+        cached_tokens = found * self.block_tokens
         self._hit_tokens += cached_tokens
+        self._missed_tokens += request.num_tokens - cached_tokens
         return Admission(list(blocks), cached_tokens)
 
     def lacks(self, request: Request, num_tokens: int) -> int:
@@ -184,33 +277,32 @@ class KVCache:
         missing = self.lacks(request, num_tokens)
         if missing > self.pool.available:
             return None
-        new = self._take(missing)
+        new = self._take(missing, request)
         self._holdings[request.request_id].blocks.extend(new)
         return new
 
     def commit(self, request: Request) -> None:
         """Register the request's full blocks whose KV is planned and whose tokens are known.
 
-        Call it when no plan is being built. Nothing happens for a request without blocks.
+        Call it when no plan is being built. Nothing happens for a request without blocks, nor for one whose prefix was
+        forgotten as suspect.
         """
         holding = self._holdings.get(request.request_id)
-        if holding is None or not self.prefix_caching or holding.collided:
+        if holding is None or not self.prefix_caching:
             return
-        chain = holding.chain
         full = min(request.num_computed, len(request.tokens)) // self.block_tokens
-        if full <= len(chain) and (not chain or chain[-1].live):
+        if full <= holding.registered or (holding.tail is not None and not holding.tail.live):
             return
-        while chain and not chain[-1].live:
-            chain.pop()  # evicted as another request's block; this request still holds the same content
-        self._extend_hashes(request, full)
-        insert, root, hashes, blocks = self.index.insert, holding.root, request.block_hashes, holding.blocks
-        node = chain[-1] if chain else None
-        for index, tokens in enumerate(self._tokens_of(request, len(chain), full), len(chain)):
-            node = insert(root, node, hashes[index], tokens, blocks[index])
-            if node is None:
-                holding.collided = True
-                return
-            chain.append(node)
+        now, size = now_ns(), self.block_tokens * TOKEN_BYTES
+        data = self._tokens_of(request, holding.registered, full)
+        while data:
+            above = holding.tail or self.index.root(holding.root)
+            child = above.children.get(data[:size]) if above is not None else None
+            if child is not None:
+                count = self._join(holding, child, data, request, now)
+            else:
+                count = self._register(holding, data, request, now)
+            data = data[count * size :]
 
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Give all blocks of a request back; what was registered stays findable until evicted.
@@ -221,21 +313,38 @@ class KVCache:
         holding = self._holdings.pop(request.request_id, None)
         if holding is None:
             return
-        chain = holding.chain
-        if forget and chain and chain[0].live:
-            self._forget(chain[0].block)
-        drop, registered = self.pool.drop, self.index.blocks
-        # Last block first: a block is then always younger than those that continue it, and evicted after them.
-        for index in range(len(holding.blocks) - 1, -1, -1):
-            block = holding.blocks[index]
-            drop(block, keep=block in registered)
-            if index < len(chain) and chain[index].block != block and chain[index].live:
-                self.pool.touch(chain[index].block)
+        # Last block first: what is taken next is then in order again.
+        self.pool.drop(reversed(holding.unfindable()), keep=False)
+        chain, now = holding.chain(), now_ns()
+        if not chain:
+            return
+        if forget and chain[0].live:
+            for shard in self._evictor.forget(chain[-1], now):
+                self.pool.forget(shard.blocks)
+        if chain[0].live and not chain[0].told:
+            self._evictor.settle(chain[0], request, now)
+        for shard in chain:
+            self.pool.drop(reversed(shard.blocks), keep=shard.live)
+            if shard.live:
+                self._evictor.let_go(shard, now)
 
     def stats(self) -> KVStats:
-        pool = self.pool
+        pool, counts = self.pool, self._misses.counts
         return KVStats(
-            pool.num_blocks, pool.num_used, pool.num_cached, pool.num_free, self._evictions, self._hit_tokens
+            total=pool.num_blocks,
+            used=pool.num_used,
+            cached=pool.num_cached,
+            free=pool.num_free,
+            evictions=self._evictions,
+            hit_tokens=self._hit_tokens,
+            evicted_shards=self._evicted_shards,
+            missed_tokens=self._missed_tokens,
+            never_seen=counts[MissReason.NEVER_SEEN],
+            evicted=counts[MissReason.EVICTED],
+            diverged=counts[MissReason.DIVERGED],
+            other_salt=self._misses.other_salt,
+            kept=self._pins.blocks,
+            ignored_keeps=self._pins.ignored,
         )
 
     def check_unused(self) -> None:
@@ -245,63 +354,113 @@ class KVCache:
         assert not self.pool.num_used, f"{self.pool.num_used} KV blocks are in use and nobody holds them"
 
     def check(self) -> None:
-        """Raise `AssertionError` unless free + cached + in use = total, references equal owners and the index is
-        whole. O(blocks), some 20 ms for a GPU's: for tests."""
+        """Raise `AssertionError` unless free + cached + in use = total, references equal owners, the index is whole,
+        and all idle shards can be evicted, leaves first. O(blocks), some 20 ms for a GPU's: for tests."""
         owners: dict[int, int] = {}
+        holders: dict[int, int] = {}
         for holding in self._holdings.values():
-            assert len(set(holding.blocks)) == len(holding.blocks), "a request holds a block twice"
-            for block in holding.blocks:
+            held, chain = holding.held(), holding.chain()
+            assert len(set(held)) == len(held), "a request holds a block twice"
+            for block in held:
                 owners[block] = owners.get(block, 0) + 1
+            assert sum(len(shard.blocks) for shard in chain) == holding.registered, "a prefix ends inside a shard"
+            for shard in chain:
+                holders[id(shard)] = holders.get(id(shard), 0) + 1
         self.pool.check(owners)
         self.index.check()
-        for block in range(self.num_blocks):
-            assert not self.pool.is_cached(block) or block in self.index, f"cached block {block} cannot be found"
+        shards = list(self.index.shards())
+        idle = 0
+        for shard in shards:
+            assert shard.holders == holders.get(id(shard), 0), f"{shard} has {holders.get(id(shard), 0)} holders"
+            assert shard.offered == (not shard.holders and not shard.children), f"{shard} is offered or not, wrongly"
+            assert shard.told or shard.holders == 1, f"the policy does not know {shard}"
+            if not shard.holders:
+                idle += len(shard.blocks)
+                assert all(self.pool.is_cached(block) for block in shard.blocks), f"{shard} is idle and has used blocks"
+                held_child = next((child for child in shard.children.values() if child.holders), None)
+                assert held_child is None, f"{shard} is idle but {held_child} is not, so it cannot be evicted"
+        assert idle == self.pool.num_cached, f"{self.pool.num_cached} blocks are cached, of which {idle} can be found"
+        self._pins.check(shards)
 
     # ------------------------------------------------------------------ inside
 
-    def _extend_hashes(self, request: Request, count: int) -> None:
-        """Bring ``request.block_hashes`` up to its first ``count`` blocks, which must be full and known. Tokens never
-        change, so hashes stay."""
-        hashes = request.block_hashes
-        if len(hashes) >= count:
-            return
-        parent, block_hash = hashes[-1] if hashes else self._root(request.salt), self._block_hash
-        for tokens in self._tokens_of(request, len(hashes), count):
-            parent = block_hash(parent, tokens)
+    def _tokens_of(self, request: Request, first: int, end: int) -> bytes:
+        """The tokens of the request's blocks from ``first`` to before ``end``."""
+        return request.tokens[first * self.block_tokens : end * self.block_tokens].tobytes()
+
+    def _miss(self, request: Request, probe: Probe, now: int) -> Miss | None:
+        """Why no more was found; None when nothing more could be."""
+        found = probe.match.num_blocks
+        if probe.next_hash is None or found == (len(request.tokens) - 1) // self.block_tokens:
+            return None
+        tokens = self._tokens_of(request, found, found + 1)
+        root = self.index.root(self._root(request.salt))
+        elsewhere = not found and self.index.roots_with(tokens) > 0
+        missed = Missed(probe.match, root, found * self.block_tokens, tokens, probe.next_hash, elsewhere)
+        return self._misses.explain(missed, now)
+
+    def _register(self, holding: _Holding, data: bytes, request: Request, now: int) -> int:
+        """Put the next blocks of a request into the index, with the tokens ``data``, as far as one shard takes them.
+        Returns how many."""
+        tail, first, size = holding.tail, holding.registered, self.block_tokens * TOKEN_BYTES
+        count = len(data) // size
+        grows = tail is not None and not tail.told  # it made that one, and nobody else has used it
+        if tail is not None and grows and not tail.room:
+            self._evictor.settle(tail, request, now)
+            grows = False
+        shard_blocks = self._shard_tokens(request) // self.block_tokens
+        count = min(count, tail.room if tail is not None and grows else shard_blocks - first % shard_blocks)
+        blocks, data = holding.blocks[first : first + count], data[: count * size]
+        hashes = self._hashes(tail.key if tail is not None else holding.root, data)
+        if tail is not None and grows:
+            self.index.grow(tail, blocks, hashes, data)
+        else:
+            holding.tail = self.index.add(holding.root, tail, shard_blocks, blocks, hashes, data)
+            self._evictor.made(holding.tail, request, now)
+        holding.registered += count
+        return count
+
+    def _join(self, holding: _Holding, shard: CachedShard, data: bytes, request: Request, now: int) -> int:
+        """Go on with a shard that begins with the next blocks of a request, whose tokens are ``data``, because another
+        one has computed them too. Returns how many blocks it has of them."""
+        count = self.index.common_blocks(shard, data, 0, len(data))
+        if count < len(shard.blocks):
+            shard = self._evictor.split(shard, count, now)
+        own = holding.blocks[holding.registered : holding.registered + count]
+        if shard.holders:
+            self.pool.share(shard.blocks)
+            holding.spare += own
+        else:
+            # Nobody holds the other copy, so one is enough.
+            self.pool.forget(shard.blocks)
+            shard.blocks = own
+        self._evictor.hold(shard, request, now)
+        holding.tail = shard
+        holding.registered += count
+        return count
+
+    def _hashes(self, parent: bytes, data: bytes) -> list[bytes]:
+        """The chained hash up to the end of each block of ``data``."""
+        size, block_hash = self.block_tokens * TOKEN_BYTES, self._block_hash
+        hashes = []
+        for begin in range(0, len(data), size):
+            parent = block_hash(parent, data[begin : begin + size])
             hashes.append(parent)
+        return hashes
 
-    def _tokens_of(self, request: Request, first: int, end: int) -> Iterator[bytes]:
-        """The tokens of each of the request's blocks from ``first`` to before ``end``."""
-        size = self.block_tokens * _TOKEN_BYTES
-        tokens = request.tokens[first * self.block_tokens : end * self.block_tokens].tobytes()
-        return (tokens[begin : begin + size] for begin in range(0, len(tokens), size))
-
-    def _lookup(self, request: Request) -> list[CachedBlock]:
-        """The longest registered chain. Hashes no further than it reaches, so that a miss is cheap."""
-        found: list[CachedBlock] = []
-        if not self.prefix_caching:
-            return found
-        root = self._root(request.salt)
-        size = self.block_tokens * _TOKEN_BYTES
-        node: CachedBlock | None = None
-        with memoryview(request.tokens) as words, words.cast("B") as tokens:
-            for index in range((len(request.tokens) - 1) // self.block_tokens):
-                if index == len(request.block_hashes):
-                    self._extend_hashes(request, index + 1)
-                block_hash = request.block_hashes[index]
-                node = self.index.find(root, node, block_hash, tokens[index * size : (index + 1) * size])
-                if node is None:
-                    break
-                found.append(node)
-        return found
-
-    def _take(self, count: int) -> list[int]:
+    def _take(self, count: int, request: Request) -> list[int]:
         while self.pool.num_free < count:
-            self._evictions += self._forget(self.pool.oldest())
+            self._evict(ServiceClass(request.service))
         return self.pool.take(count)
 
-    def _forget(self, block: int) -> int:
-        gone = self.index.remove(block)
-        for each in gone:
-            self.pool.forget(each)
-        return len(gone)
+    def _evict(self, by: ServiceClass) -> None:
+        now = now_ns()
+        shard = self._evictor.victim(now)
+        if self._on_evict is not None:
+            self._on_evict(shard)
+        self._misses.evicted(shard, by, now)
+        blocks = shard.blocks
+        self._evictor.evict(shard, now)
+        self.pool.forget(blocks)
+        self._evictions += len(blocks)
+        self._evicted_shards += 1

@@ -1,14 +1,19 @@
 """Finding cached KV by the tokens that it was computed from.
 
-Blocks are keyed by a chained SHA-256 (`hash_block`), whose chain starts at the identity's root. The hash only finds
-a candidate: a hit also needs equal tokens and the very parent that was hit before it, so that no collision, made or
-met, can serve the KV of other tokens.
+A radix tree of shards for each identity (model, adapter, KV format, salt). It is walked by comparing tokens: a hit
+hashes nothing, and no collision, made or met, can serve the KV of other tokens. The chained SHA-256 of each block
+(`hash_block`), which starts at the identity's root, names content beyond this index: in lower tiers, in the memory of
+what was evicted, and between requests that are about to compute the same.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
 
 BlockHash = Callable[[bytes, bytes], bytes]
 """``(parent hash, token bytes of the block) -> hash``."""
@@ -21,139 +26,212 @@ def hash_block(parent: bytes, tokens: bytes) -> bytes:
     return digest.digest()
 
 
-class CachedBlock:
-    """A node of the index: a full block, what it holds, and what it continues.
+class Match(msgspec.Struct, frozen=True):
+    """The longest registered prefix: ``path`` from the chain's start on, and the first ``part_blocks`` blocks of
+    ``part``, where it ends inside a shard."""
 
-    ``parent`` is None only for the node at the root of an identity, which stands for no block (``block`` is -1).
-    Once not ``live`` a node never becomes live again, and its descendants are not live either.
-    ``child`` is the youngest of those that continue it, each of which knows the one before and after it: hardly any
-    has more than one, and a dict in each would be half of the index.
-    """
+    path: list[CachedShard]
+    part: CachedShard | None = None
+    part_blocks: int = 0
 
-    __slots__ = ("block", "child", "hash", "live", "older", "parent", "tokens", "younger")
+    @property
+    def last(self) -> CachedShard | None:
+        """Where it ends."""
+        return self.part or (self.path[-1] if self.path else None)
 
-    def __init__(self, block: int, parent: CachedBlock | None, block_hash: bytes, tokens: bytes) -> None:
-        self.block = block
-        self.parent = parent
-        self.hash = block_hash
-        self.tokens = tokens
-        self.live = True
-        self.child: CachedBlock | None = None
-        self.older: CachedBlock | None = None
-        self.younger: CachedBlock | None = None
+    @property
+    def num_blocks(self) -> int:
+        return (self.path[-1].next_block if self.path else 0) + self.part_blocks
+
+    @property
+    def end_hash(self) -> bytes | None:
+        """The chained hash up to its end, None when nothing was found."""
+        if self.part is not None:
+            return self.part.hashes[self.part_blocks - 1]
+        return self.path[-1].key if self.path else None
 
 
 class PrefixIndex:
-    """Which full blocks are findable. Owns no references: the pool and its callers decide about those."""
+    """The tree of what is findable. Owns no references, and decides nothing: its callers do.
 
-    def __init__(self) -> None:
-        self._nodes: dict[bytes, CachedBlock] = {}
-        self._by_block: dict[int, CachedBlock] = {}
-        self._roots: dict[bytes, CachedBlock] = {}
+    Each operation costs O(blocks of a shard) at most, but for `find`: O(shards found).
+    """
+
+    def __init__(self, block_tokens: int, block_bytes: int) -> None:
+        self._block_tokens = block_tokens
+        self._block_bytes = block_bytes
+        self._size = block_tokens * TOKEN_BYTES
+        self._roots: dict[bytes, CachedShard] = {}
+        self._firsts: dict[bytes, int] = {}  # first blocks, and under how many roots each is known
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        """Findable blocks. O(shards)."""
+        return sum(len(shard.blocks) for shard in self.shards())
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._by_block
+    def shards(self) -> Iterator[CachedShard]:
+        """All that is findable, each after what it continues. O(shards)."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            shard = stack.pop()
+            yield shard
+            stack.extend(shard.children.values())
 
-    @property
-    def blocks(self) -> Collection[int]:
-        """Those that are findable, as they are at any time."""
-        return self._by_block
+    def root(self, key: bytes) -> CachedShard | None:
+        return self._roots.get(key)
 
-    def node(self, block: int) -> CachedBlock | None:
-        """The node that a block is registered as."""
-        return self._by_block.get(block)
+    def roots_with(self, first_block: bytes) -> int:
+        """How many roots know a chain that begins with these tokens (bytes of one block)."""
+        return self._firsts.get(first_block, 0)
 
-    def find(
-        self, root: bytes, parent: CachedBlock | None, block_hash: bytes, tokens: bytes | memoryview
-    ) -> CachedBlock | None:
-        """The node of ``tokens`` (bytes of one block) right after ``parent`` (None: at ``root``), if registered."""
-        node = self._nodes.get(block_hash)
-        if node is None or node.tokens != tokens:
-            return None
-        return node if node.parent is (parent or self._roots.get(root)) else None
+    def find(self, root: bytes, data: bytes, blocks: int) -> Match:
+        """The longest registered prefix of ``data`` (token bytes), of ``blocks`` blocks at most."""
+        path: list[CachedShard] = []
+        above = self._roots.get(root)
+        at, size = 0, self._size
+        limit = blocks * size
+        while above is not None and at < limit:
+            child = above.children.get(data[at : at + size])
+            if child is None:
+                break
+            held = child.data
+            end = at + len(held)
+            if end > limit or not data.startswith(held, at):
+                return Match(path, child, self.common_blocks(child, data, at, limit))
+            path.append(child)
+            above, at = child, end
+        return Match(path)
 
-    def insert(
-        self, root: bytes, parent: CachedBlock | None, block_hash: bytes, tokens: bytes, block: int
-    ) -> CachedBlock | None:
-        """Register ``block`` as the continuation of ``parent`` (None: the first block after ``root``).
+    def common_blocks(self, shard: CachedShard, data: bytes, at: int, limit: int) -> int:
+        """How many blocks of ``shard`` have the tokens of ``data`` from byte ``at`` to ``limit``."""
+        size, held, count = self._size, shard.data, 0
+        most = min(len(held), limit - at) // size
+        while count < most and data[at + count * size : at + (count + 1) * size] == held[count * size :][:size]:
+            count += 1
+        return count
 
-        Returns the node that now stands for these tokens: a new one, or an older one with another block when the
-        same tokens were registered before. None when a *different* prefix has the same hash: then nothing is
-        registered. ``parent`` must be live.
-        """
-        above = parent or self._roots.get(root)
-        existing = self._nodes.get(block_hash)
-        if existing is not None:
-            return existing if existing.parent is above and existing.tokens == tokens else None
+    def grow(self, shard: CachedShard, blocks: list[int], hashes: list[bytes], data: bytes) -> None:
+        """Put full blocks at the end of a shard that nothing continues and that has room for them."""
+        assert not shard.children, "what is continued cannot grow"
+        shard.blocks += blocks
+        shard.hashes += hashes
+        shard.data += data
+        self._measure(shard)
+
+    def add(
+        self,
+        root: bytes,
+        above: CachedShard | None,
+        shard_blocks: int,
+        blocks: list[int],
+        hashes: list[bytes],
+        data: bytes,
+    ) -> CachedShard:
+        """A new shard that continues ``above`` (None: the first of its chain), which must be live and have no child
+        that begins alike. It may grow to the next multiple of ``shard_blocks`` blocks."""
         if above is None:
-            above = self._roots[root] = CachedBlock(-1, None, root, b"")
-        node = CachedBlock(block, above, block_hash, tokens)
-        older = above.child
-        if older is not None:
-            older.younger = node
-            node.older = older
-        above.child = node
-        self._nodes[block_hash] = node
-        self._by_block[block] = node
-        return node
+            above = self._roots.get(root)
+            if above is None:
+                above = self._roots[root] = CachedShard(None, root, self._block_tokens, 0, 0)
+        begin = above.next_block
+        shard = CachedShard(above, root, self._block_tokens, begin, begin - begin % shard_blocks + shard_blocks)
+        self.grow(shard, blocks, hashes, data)
+        first = data[: self._size]
+        assert first not in above.children, "two children begin alike"
+        above.children[first] = shard
+        if above.parent is None:
+            self._firsts[first] = self._firsts.get(first, 0) + 1
+        return shard
 
-    def remove(self, block: int) -> list[int]:
-        """Forget a block and everything that continues it (which could never be hit again); children come first.
+    def split(self, shard: CachedShard, count: int) -> CachedShard:
+        """Cut the first ``count`` blocks off: a new shard before it, with the same holders. Who was at the shard's end
+        still is."""
+        above, cut = shard.parent, count * self._size
+        assert above is not None, "a root has no blocks"
+        assert 0 < count < len(shard.blocks), f"cannot cut {len(shard.blocks)} blocks at {count}"
+        front = CachedShard(above, b"", self._block_tokens, shard.begin, shard.end)
+        front.blocks, shard.blocks = shard.blocks[:count], shard.blocks[count:]
+        front.hashes, shard.hashes = shard.hashes[:count], shard.hashes[count:]
+        front.data, shard.data = shard.data[:cut], shard.data[cut:]
+        front.holders = shard.holders
+        front.children[shard.data[: self._size]] = shard
+        above.children[front.data[: self._size]] = front
+        shard.parent = front
+        shard.begin += count
+        self._measure(front)
+        self._measure(shard)
+        return front
 
-        Returns the blocks forgotten. Each node is removed once, so the cost is O(1) for every `insert`.
-        """
-        top = self._by_block[block]
-        above, older, younger = top.parent, top.older, top.younger
+    def merge(self, shard: CachedShard) -> CachedShard:
+        """Put the shard before it in front of it, whose only child it is; returns that one, not live any more."""
+        front = shard.parent
+        assert front is not None
+        assert front.parent is not None, "a root cannot be merged"
+        assert len(front.children) == 1, "what else continues it would be lost"
+        shard.blocks = front.blocks + shard.blocks
+        shard.hashes = front.hashes + shard.hashes
+        shard.data = front.data + shard.data
+        shard.parent = front.parent
+        shard.begin = front.begin
+        shard.parent.children[shard.data[: self._size]] = shard
+        front.live = False
+        front.children = {}
+        self._measure(shard)
+        return front
+
+    def remove(self, shard: CachedShard) -> list[CachedShard]:
+        """Forget a shard and all that continues it, which could never be hit again; returns them, children first."""
+        above = shard.parent
         assert above is not None
-        if older is not None:
-            older.younger = younger
-        if younger is not None:
-            younger.older = older
-        else:
-            above.child = older
-        gone = self._unlink(top)
-        if above.parent is None and above.child is None:
-            above.live = False
-            del self._roots[above.hash]
+        first = shard.data[: self._size]
+        del above.children[first]
+        if above.parent is None:
+            self._forget_first(above, first)
+        gone = [shard]
+        for each in gone:
+            gone.extend(each.children.values())
+            each.live = False
+            each.children = {}
+        gone.reverse()
         return gone
 
-    def _unlink(self, top: CachedBlock) -> list[int]:
-        # Parents before children, then reversed: an explicit stack, because chains are longer than Python's.
-        order = [top]
-        for node in order:
-            order.extend(_children(node))
-        gone: list[int] = []
-        for node in reversed(order):
-            node.live = False
-            node.child = node.older = node.younger = None
-            del self._nodes[node.hash]
-            del self._by_block[node.block]
-            gone.append(node.block)
-        return gone
+    def _forget_first(self, root: CachedShard, first: bytes) -> None:
+        left = self._firsts[first] - 1
+        if left:
+            self._firsts[first] = left
+        else:
+            del self._firsts[first]
+        if not root.children:
+            root.live = False
+            del self._roots[root.key]
+
+    def _measure(self, shard: CachedShard) -> None:
+        count = len(shard.blocks)
+        shard.start = shard.begin * self._block_tokens
+        shard.tokens = count * self._block_tokens
+        shard.nbytes = count * self._block_bytes
+        shard.key = shard.hashes[-1]
 
     def check(self) -> None:
-        """Raise `AssertionError` unless every node is reachable from a root and its blocks are unique. O(nodes)."""
-        assert len(self._nodes) == len(self._by_block), "a block is registered twice"
-        reached = 0
-        stack = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            assert node.live, f"block {node.block} is dead but reachable"
-            for child in _children(node):
-                assert child.parent is node
-                assert child.older is None or child.older.younger is child
-                assert self._nodes[child.hash] is child
-                assert self._by_block[child.block] is child
-                reached += 1
-                stack.append(child)
-        assert reached == len(self._nodes), f"{len(self._nodes) - reached} registered blocks cannot be reached"
-
-
-def _children(node: CachedBlock) -> Iterator[CachedBlock]:
-    child = node.child
-    while child is not None:
-        yield child
-        child = child.older
+        """Raise `AssertionError` unless every shard is whole and in its place, and no block is in two. O(blocks)."""
+        seen: set[int] = set()
+        for shard in self.shards():
+            above, count = shard.parent, len(shard.blocks)
+            assert shard.live, f"{shard} is dead but can be reached"
+            assert above is not None
+            assert above.live, f"{shard} continues what is dead"
+            assert above.children[shard.data[: self._size]] is shard
+            assert shard.begin == above.next_block, f"{shard} does not begin where {above} ends"
+            assert count, "a shard without blocks"
+            assert shard.room >= 0, f"{shard} crosses a multiple of its size"
+            assert count == len(shard.hashes) == len(shard.data) // self._size
+            assert shard.key == shard.hashes[-1]
+            assert (shard.start, shard.tokens) == (shard.begin * self._block_tokens, count * self._block_tokens)
+            assert not seen & set(shard.blocks), f"{shard} has a block of another shard"
+            seen.update(shard.blocks)
+            assert len(set(shard.blocks)) == count, f"{shard} has a block twice"
+        firsts: dict[bytes, int] = {}
+        for root in self._roots.values():
+            assert root.children, "a root without children is kept"
+            for first in root.children:
+                firsts[first] = firsts.get(first, 0) + 1
+        assert firsts == self._firsts, "first blocks are counted wrong"

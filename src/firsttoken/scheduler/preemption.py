@@ -132,8 +132,4 @@ class Preemption:
     def _gives(self, request: Request, wanted: set[int]) -> int:
         """Blocks that are available once it has gone, but for those that the other shares with it: it holds them
         already."""
-        gives = self._kv.exclusive_blocks(request)
-        if wanted:
-            references = self._kv.pool.references
-            gives -= sum(block in wanted and references(block) == 1 for block in self._kv.blocks_of(request))
-        return gives
+        return self._kv.exclusive_blocks(request, wanted)

@@ -224,7 +224,7 @@ def leaders_of(prefills: list[Ticket], kv: KVCache) -> dict[bytes | None, int]:
     leaders: dict[bytes | None, int] = {}
     for ticket in reversed(prefills):
         request = ticket.request
-        leaders[kv.hash_of(request, request.num_computed // kv.block_tokens)] = ticket.service
+        leaders[kv.next_hash(request)] = ticket.service
     return leaders
 
 

@@ -1,0 +1,148 @@
+"""What the eviction policy is told, and what goes when it has chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from firsttoken.core.request import Request
+from firsttoken.core.service import ServiceClass
+from firsttoken.kvcache.eviction.interface import EvictionPolicy
+from firsttoken.kvcache.pins import Pins
+from firsttoken.kvcache.prefix_index import PrefixIndex
+from firsttoken.kvcache.shards import CachedShard
+
+OnEvict = Callable[[CachedShard], None]
+"""Is told of a shard before its blocks become free, for a lower tier to copy them: what it needs is ``key``,
+``parent_key``, ``start``, ``data`` and ``blocks``. A copy reads them in plan order, before any later step writes."""
+
+
+class Evictor:
+    """Keeps the policy's view of the index: who used what, and which shards may go.
+
+    A shard may go when nobody holds it and nothing continues it. Since who holds a shard holds all before it, what
+    continues an idle shard is idle, so all idle shards can go, leaves first.
+
+    Splits and merges keep what the policy knows by key: in both the later part stays the shard that it was, and the
+    front is a new one with the same uses, or one that left.
+    """
+
+    def __init__(self, index: PrefixIndex, policy: EvictionPolicy, pins: Pins) -> None:
+        self._index = index
+        self._policy = policy
+        self.pins = pins
+
+    def made(self, shard: CachedShard, request: Request, now_ns: int) -> None:
+        """A request has made it, holds it, and may let it grow: the policy is told once its key is settled."""
+        shard.holders = 1
+        shard.uses = 1
+        shard.used_ns = now_ns
+        shard.service = ServiceClass(request.service)
+
+    def settle(self, shard: CachedShard, request: Request, now_ns: int) -> None:
+        """It does not grow any more."""
+        self._tell(shard, now_ns)
+        self._keep(shard, request, now_ns)
+
+    def hold(self, shard: CachedShard, request: Request, now_ns: int) -> None:
+        """Another request uses it, and holds it from now on."""
+        self._tell(shard, now_ns)
+        self._withdraw(shard)
+        shard.holders += 1
+        shard.uses += 1
+        shard.used_ns = now_ns
+        shard.service = min(shard.service, ServiceClass(request.service))
+        self._policy.used(shard, ServiceClass(request.service), now_ns)
+        self._keep(shard, request, now_ns)
+
+    def let_go(self, shard: CachedShard, now_ns: int) -> None:
+        """A request holds it no more, nor any that continues it. What it leaves idle is put together with what alone
+        continues it."""
+        shard.holders -= 1
+        if not shard.holders:
+            self._idle(shard, now_ns)
+
+    def split(self, shard: CachedShard, count: int, now_ns: int) -> CachedShard:
+        """Cut the first ``count`` blocks off, for somebody who holds those alone. Returns the new front."""
+        was_offered = shard.offered
+        self._withdraw(shard)
+        front = self._index.split(shard, count)
+        front.uses, front.used_ns, front.service = shard.uses, shard.used_ns, shard.service
+        self.pins.split(shard, front)
+        self._tell(front, now_ns)
+        if was_offered:
+            self._offer(shard, now_ns)
+        return front
+
+    def victim(self, now_ns: int) -> CachedShard:
+        """The shard that the policy lets go. Raises `RuntimeError` when it names none, or one that was not offered."""
+        shard = self._policy.victim(now_ns)
+        if not isinstance(shard, CachedShard) or not shard.offered:
+            raise RuntimeError(
+                f"the eviction policy {type(self._policy).__name__} chose {shard}, which it was not offered"
+            )
+        return shard
+
+    def evict(self, shard: CachedShard, now_ns: int) -> None:
+        """Out of the index with it; its parent may go next."""
+        above = shard.parent
+        self._index.remove(shard)
+        self._left(shard, now_ns, evicted=True)
+        if above is not None and above.parent is not None and not above.holders:
+            self._idle(above, now_ns)
+
+    def forget(self, top: CachedShard, now_ns: int) -> list[CachedShard]:
+        """Its content is not wanted any more, nor what continues it, whoever holds it; returns them, children first.
+        There must be nothing before it."""
+        gone = self._index.remove(top)
+        for shard in gone:
+            self._left(shard, now_ns, evicted=False)
+        return gone
+
+    # ------------------------------------------------------------------ inside
+
+    def _tell(self, shard: CachedShard, now_ns: int) -> None:
+        if not shard.told:
+            shard.told = True
+            self._policy.used(shard, shard.service, now_ns)
+
+    def _keep(self, shard: CachedShard, request: Request, now_ns: int) -> None:
+        if request.keep_until_ns:
+            self.pins.keep(shard, request.keep_until_ns, now_ns)
+
+    def _idle(self, shard: CachedShard, now_ns: int) -> None:
+        """Nobody holds it, and a holder or a child has just left it."""
+        if not shard.children:
+            self._offer(shard, now_ns)
+        elif len(shard.children) == 1:
+            [child] = shard.children.values()
+            if shard.end == child.end and shard.keep_until_ns == child.keep_until_ns:
+                self._merge(child, now_ns)
+
+    def _merge(self, shard: CachedShard, now_ns: int) -> None:
+        was_offered = shard.offered
+        self._withdraw(shard)
+        front = self._index.merge(shard)
+        shard.uses = max(shard.uses, front.uses)
+        shard.used_ns = max(shard.used_ns, front.used_ns)
+        shard.service = min(shard.service, front.service)
+        self.pins.merged(front)
+        if front.told:
+            self._policy.left(front, now_ns, evicted=False)
+        if was_offered:
+            self._offer(shard, now_ns)
+
+    def _offer(self, shard: CachedShard, now_ns: int) -> None:
+        self._tell(shard, now_ns)
+        shard.offered = True
+        self._policy.offer(shard, now_ns)
+
+    def _withdraw(self, shard: CachedShard) -> None:
+        if shard.offered:
+            shard.offered = False
+            self._policy.withdraw(shard)
+
+    def _left(self, shard: CachedShard, now_ns: int, *, evicted: bool) -> None:
+        self.pins.left(shard)
+        if shard.told:
+            self._policy.left(shard, now_ns, evicted=evicted)
+        shard.offered = False
