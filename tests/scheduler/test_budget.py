@@ -8,7 +8,7 @@ import pytest
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.step_sizes import GRAPH_SIZES, StepSizes
-from firsttoken.scheduler import StepLoad, StepTotal, TimeBudget, TokenCap
+from firsttoken.scheduler import StepLoad, TimeBudget, TokenCap
 from firsttoken.scheduler.budget import EXPLORE_EVERY, GRAIN
 from firsttoken.scheduler.step_time import FittedStepTime
 
@@ -47,19 +47,10 @@ def test_a_cap_beside_decodes_that_is_above_the_one_alone_is_kept() -> None:
         TokenCap(alone=10, mixed=20, per_row=-1)
 
 
-def test_rows_and_prompt_tokens_fill_a_step_of_a_good_size():
-    budget = StepTotal(alone=((0, 300), (2, 200)), mixed=((0, 64), (2, 128), (9, 256)), row_profiles=(4, 16, 32))
-    assert [budget.prefill_tokens(load(rows), waiting=1) for rows in (0, 1, 4, 5, 17, 33)] == [300, 60, 60, 48, 32, 32]
-    assert [budget.prefill_tokens(load(5), waiting) for waiting in (0, 1, 2, 8, 9, 40)] == [48, 48, 112, 112, 240, 240]
-    assert budget.prefill_tokens(load(0), waiting=2) == 200
-    assert budget.most == 300
-    assert budget.limited(None, 20).prefill_tokens(load(5), 40) == 20, "a cap that was asked for is kept as it is"
-    assert budget.limited(100, None).prefill_tokens(load(0), 7) == 100
-    with pytest.raises(ConfigError, match=r"mixed\) must be 1 or more, got 0"):
-        StepTotal(alone=((0, 1),), mixed=((0, 0),), row_profiles=())
+def test_the_levels_of_a_step_alone_begin_with_nobody_waiting_and_rise() -> None:
     for levels in ((), ((1, 5),), ((0, 5), (3, 9), (2, 7))):
         with pytest.raises(ConfigError, match="levels of alone must begin with 0"):
-            StepTotal(alone=levels, mixed=((0, 1),), row_profiles=())
+            timed(alone=levels)
 
 
 def test_a_step_stays_within_the_gap_and_fills_the_size_that_it_is_padded_to():

@@ -13,14 +13,15 @@ from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.service import ClassTargets, ServiceClass, Targets
 from firsttoken.core.step_sizes import StepSizes
-from firsttoken.scheduler import Budget, PlannedStep, Scheduler, StepTotal, TokenCap
+from firsttoken.scheduler import Budget, PlannedStep, Scheduler, TokenCap
 from firsttoken.scheduler.step_time import FittedStepTime, StepLoad
 from firsttoken.scheduler.window import StaticWindow
 from firsttoken.simulate.policies import POLICY_NAMES, Policy, find_policy
 from firsttoken.simulate.run import EngineShape, Outcome, simulate
+from firsttoken.simulate.step_total import StepTotal
 from firsttoken.simulate.workload import Job
 
-BUDGET = StepTotal(alone=((0, 8192), (2, 2048)), mixed=((0, 512), (2, 1024)), row_profiles=(4, 16, 32, 64))
+BUDGET = StepTotal(1024, row_profiles=(4, 16, 32, 64))
 CAP = TokenCap(64, 16)
 ENGINE = EngineShape(kv_blocks=100, max_num_seqs=4, max_model_len=1000, in_flight=2)
 PRIOR = FittedStepTime(StepSizes(), ((1, 10.0), (2, 10.0)), 0.0, 0.0, 0.0)

@@ -14,7 +14,7 @@ from firsttoken.executor.graphs.executor import GraphExecutor
 from firsttoken.executor.graphs.load import load_executor
 from firsttoken.executor.graphs.runtime import CUDARuntime, HostRuntime
 from firsttoken.kernels.linear.config import LinearConfig, OpKind
-from firsttoken.scheduler.budget import StepTotal
+from firsttoken.scheduler.budget import TokenCap
 from firsttoken.scheduler.step_prior import Roof
 
 
@@ -42,7 +42,7 @@ class GraphDevice:
         kv_share=0.5,
         kv_limit=1 << 24,
         fixed_memory=0,
-        budget=lambda time: StepTotal(alone=((0, 64),), mixed=((0, 24), (2, 32)), row_profiles=(4, 16)),
+        budget=lambda time: TokenCap(alone=64, mixed=20),
         roof=Roof(10, 1),
         sizes=GRAPH_SIZES,
         in_flight=2,

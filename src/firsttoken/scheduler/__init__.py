@@ -1,6 +1,6 @@
 """Who computes how many tokens in each step: queues, budget, preemption, the plan. Torch-free."""
 
-from firsttoken.scheduler.budget import Budget, StepTotal, TimeBudget, TokenCap
+from firsttoken.scheduler.budget import Budget, TimeBudget, TokenCap
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.scheduler import Scheduler
 from firsttoken.scheduler.shares import PromptOrder
@@ -16,7 +16,6 @@ __all__ = [
     "SchedulerConfig",
     "StepLoad",
     "StepTime",
-    "StepTotal",
     "TimeBudget",
     "TokenCap",
     "Update",

@@ -78,36 +78,6 @@ Levels = tuple[tuple[int, int], ...]
 """Pairs of (waiting requests, token rows): from so many on, a step has so many. The first pair begins with 0."""
 
 
-class StepTotal(msgspec.Struct, frozen=True):
-    """For a device whose steps come in few sizes, and which computes some of them far better than their neighbours:
-    decode rows, padded to the next of ``row_profiles``, and prompt tokens together fill a step of as many token rows
-    as ``mixed`` says; prompts get at least half. The more wait, the larger: longer gaps for all who decode, but a queue
-    that drains sooner. Without decode rows a step has as many tokens as ``alone`` says."""
-
-    alone: Levels
-    mixed: Levels
-    row_profiles: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        for name in ("alone", "mixed"):
-            _check_levels(name, getattr(self, name))
-
-    def prefill_tokens(self, load: StepLoad, waiting: int, gap_ms: float | None = None) -> int:
-        if not load.decode_rows:
-            return _level(self.alone, waiting)
-        total = _level(self.mixed, waiting)
-        return max(total - next_size(self.row_profiles, load.decode_rows), total // 2)
-
-    @property
-    def most(self) -> int:
-        return max(tokens for levels in (self.alone, self.mixed) for _, tokens in levels)
-
-    def limited(self, alone: int | None, mixed: int | None) -> Budget:
-        if mixed is not None:
-            return TokenCap(_level(self.alone, 0) if alone is None else alone, mixed)
-        return self if alone is None else msgspec.structs.replace(self, alone=((0, alone),))
-
-
 class TimeBudget(msgspec.Struct):
     """As many prompt tokens beside decode rows as keep the step, by ``time``, within what those who decode are promised
     for their next token. Without a promise a step may take ``stretch`` times as long as its decode rows would alone,

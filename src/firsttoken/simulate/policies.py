@@ -17,12 +17,12 @@ from firsttoken.scheduler import (
     PromptOrder,
     Scheduler,
     SchedulerConfig,
-    StepTotal,
     TokenCap,
 )
 from firsttoken.scheduler.step_learner import LearningStepTime
 from firsttoken.scheduler.step_time import FittedStepTime, StepTime
 from firsttoken.scheduler.window import BatchWindow
+from firsttoken.simulate.step_total import StepTotal
 
 DEFAULT = "default"
 PREFILL_FIRST = "prefill-first"
@@ -70,9 +70,8 @@ def find_policy(name: str, device_budget: Callable[[StepTime], Budget], prior: F
         # Prompts have what the decode rows leave, and half of a step at least, which is more than they leave only with
         # more rows than half of a step. Rows are counted as the device pads them, or its padding would push each step
         # to the next size, which no engine would stand for.
-        levels = ((0, FCFS_TOTALS[name]),)
-        padded = GRAPH_SIZES.mixed_rows
-        return Policy(name, StepTotal(levels, levels, padded), PromptOrder(0), in_order=True)
+        budget = StepTotal(FCFS_TOTALS[name], GRAPH_SIZES.mixed_rows)
+        return Policy(name, budget, PromptOrder(0), in_order=True)
     if name == PREFILL_FIRST:
         # The scheduler asks for prompt tokens beside decode rows only when no prompt can be computed.
         return Policy(name, TokenCap(PREFILL_FIRST_TOKENS, 1), PromptOrder(0, decodes_wait=True), in_order=True)
