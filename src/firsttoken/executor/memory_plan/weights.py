@@ -1,0 +1,123 @@
+"""Bytes of a model's weights as each device keeps them, from the list of its tensors. Torch-free.
+
+What is counted is what `models.load` and `models.load_fused` make: q, k and v are one matrix, gate and up another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from firsttoken.checkpoint.checkpoint import Checkpoint, TensorInfo
+
+# Whose layers the GPU's fused kernels compute (`models.registry.Family.fused`, which a test compares).
+FUSED = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
+_FOUR_BIT = frozenset({"Q4_0", "Q4_1"})
+# Whose rows are looked up without a copy in full (`quantization.gguf_torch.TYPES`).
+_ROW_TYPES = _FOUR_BIT | {"Q8_0"}
+_GROUP = 32
+# Matrices that are kept as one.
+_TOGETHER = (re.compile(r"self_attn\.[qkv]_proj\.weight$"), re.compile(r"mlp\.(gate|up)_proj\.weight$"))
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """Bytes. ``kept``: what stays; ``layers`` of them in the layers' matrices; ``largest``: the largest of those, in
+    the type that is computed with; ``source``: an embedding that is held beside its copies until all is loaded;
+    ``mapped``: the file, as far as it is read through a mapping."""
+
+    kept: int
+    layers: int
+    largest: int
+    source: int
+    mapped: int
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    type: str
+    rows: int
+    columns: int
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.columns
+
+
+def plan_weights(checkpoint: Checkpoint, device: str, dtype: str, quantization: str) -> WeightPlan:
+    """What loading ``checkpoint`` on ``device`` will keep, with resolved ``dtype`` and ``quantization``."""
+    config, random = checkpoint.config, checkpoint.source == "random"
+    infos = dict(checkpoint.tensors.infos())
+    if config.tie_word_embeddings:
+        infos.pop(HEAD, None)
+    drawn = "F32" if dtype == "float32" else "BF16"
+    matrices = {
+        name: _Matrix(drawn if random else info.type, *info.shape) for name, info in infos.items() if _is_matrix(info)
+    }
+    vectors = sum(info.num_elements for info in infos.values() if not _is_matrix(info))
+    embedding = matrices.pop(EMBEDDING)
+    head = matrices.pop(HEAD, None)
+    joined = _join(matrices)
+    element = ELEMENT_BYTES[dtype]
+    layers = sum(_linear_bytes(matrix, element, quantization) for matrix in joined)
+    if device != "cpu" and config.architecture in FUSED:
+        ends = element * (embedding.elements + (0 if head is None else head.elements))
+    else:
+        ends = _ends(embedding, head, element, quantization)
+    largest = element * max(matrix.elements for matrix in joined)
+    mapped = 0 if random or device != "cpu" else sum(info.nbytes for info in infos.values())
+    # Float tensors of a file are views of it; what is drawn takes memory of its own.
+    source = element * embedding.elements if random and device == "cpu" else 0
+    return WeightPlan(4 * vectors + ends + layers, layers, largest, source, mapped)
+
+
+def _is_matrix(info: TensorInfo) -> bool:
+    return len(info.shape) == 2
+
+
+def _ends(embedding: _Matrix, head: _Matrix | None, element: int, quantization: str) -> int:
+    """The table of rows that tokens are looked up in, the head's matrix, and its own rows for exact logits."""
+    total = _table_bytes(embedding, element) + _linear_bytes(head or embedding, element, quantization)
+    if head is not None and element == 2:
+        total += _table_bytes(head, element)
+    return total
+
+
+def _table_bytes(matrix: _Matrix, element: int) -> int:
+    if matrix.type in _FLOATS:
+        return matrix.elements * _FLOATS[matrix.type]
+    if matrix.type in _ROW_TYPES:
+        return matrix.elements // _GROUP * {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[matrix.type]
+    return matrix.elements * element
+
+
+def _linear_bytes(matrix: _Matrix, element: int, quantization: str) -> int:
+    """In full; beside it, where weights are packed and it fits the 4-bit product, half a byte an element with a scale
+    and a zero (bfloat16) for each group."""
+    packs = matrix.type in _FOUR_BIT and matrix.rows % 16 == 0 and matrix.columns % _GROUP == 0
+    packed = matrix.elements // 2 + matrix.elements // _GROUP * 4 if quantization == "packed" and packs else 0
+    return matrix.elements * element + packed
+
+
+def _join(matrices: Mapping[str, _Matrix]) -> list[_Matrix]:
+    """The layers' matrices as they are kept: those of one product below each other."""
+    groups: dict[str, list[_Matrix]] = {}
+    for name, matrix in matrices.items():
+        key = name
+        for number, pattern in enumerate(_TOGETHER):
+            if pattern.search(name):
+                key = f"{pattern.sub('', name)}{number}"
+        groups.setdefault(key, []).append(matrix)
+    return [_stack(parts) for parts in groups.values()]
+
+
+def _stack(parts: Iterable[_Matrix]) -> _Matrix:
+    """A mixture of types is not packed any more."""
+    parts = list(parts)
+    types = {part.type for part in parts}
+    return _Matrix(types.pop() if len(types) == 1 else "F32", sum(part.rows for part in parts), parts[0].columns)

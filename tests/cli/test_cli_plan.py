@@ -1,0 +1,91 @@
+"""``firsttoken plan``: its figures, its advice, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from firsttoken.bench import footprint
+from firsttoken.cli.main import main
+from firsttoken.executor.memory_plan.cpu import Footprint
+
+KEYS = {
+    "weights_mib",
+    "kv_mib",
+    "graphs_mib",
+    "activations_mib",
+    "total_mib",
+    "capacity_mib",
+    "fits",
+    "max_users",
+    "shard_tokens",
+    "advice",
+}
+
+
+def _json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
+    code = main(["plan", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_one_object_says_it_all(capsys):
+    code, said = _json(capsys, "random:llama-3.1-8b", "--gpu", "h200", "--context", "8192", "--users", "16")
+    assert code == 0
+    assert said.keys() >= KEYS
+    # 16 requests of 1 GiB and a spare block.
+    assert said["kv_mib"] == 16 * 1024 + 2
+    parts = ("runtime", "weights", "kv", "graphs", "activations")
+    assert abs(sum(said[f"{part}_mib"] for part in parts) - said["total_mib"]) <= len(parts)
+    assert said["fits"]
+    assert "--max-model-len 8192 --max-num-seqs 16 --kv-memory 16386MiB" in said["advice"][0]
+
+
+def test_what_does_not_fit_ends_with_1_and_says_which_knob_to_turn(capsys):
+    words = ("random:llama-3.1-8b", "--context", "32768", "--users", "4")
+    code, said = _json(capsys, *words, "--gpu", "24GB")
+    assert (code, said["fits"]) == (1, False)
+    assert said["capacity_mib"] == 24 * 10**9 >> 20
+    assert f"lower --users to {said['max_users']}" in said["advice"]
+    assert f"lower --context to {said['max_context']}" in said["advice"]
+    assert _json(capsys, *words, "--gpu", "80GB")[0] == 0
+
+
+def test_people_get_lines(capsys):
+    assert main(["plan", "random:llama-3.2-1b", "--gpu", "h100", "--context", "2048"]) == 0
+    said = capsys.readouterr().out
+    assert "weights" in said
+    assert "fits" in said
+    assert "-> firsttoken serve random:llama-3.2-1b --max-model-len 2048" in said
+
+
+def test_the_cpu_is_measured_first(capsys, monkeypatch):
+    asked = []
+
+    def measured(dtype: str, quantization: str, threads: int) -> Footprint:
+        asked.append((dtype, quantization))
+        return Footprint(engine=300 << 20, length=2 << 20)
+
+    monkeypatch.setattr(footprint, "measure_footprint", measured)
+    words = ("random:tiny-llama", "--gpu", "cpu", "--context", "128", "--quantization", "none")
+    code, said = _json(capsys, *words, "--dtype", "float32")
+    assert code == 0
+    assert asked == [("float32", "none")]
+    assert said["runtime_mib"] == 300
+    assert "--device cpu" in said["advice"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpu", "toaster"], "gpu must be cpu, a size as in 24GB, or one of h200, .*, got 'toaster'"),
+        (["--gpu", "h200", "--users", "5000"], "users may be at most 4096"),
+        (["--gpu", "h200", "--context", "600"], "max_model_len must be 1 to 512"),
+        (["--gpu", "h200", "--quantization", "packed"], "quantization 'packed' is for the CPU"),
+        (["--gpu", "h200", "--kv-dtype", "float32"], "kv_dtype 'float32' with dtype 'bfloat16'"),
+    ],
+)
+def test_what_cannot_be_is_refused(words, said, capsys):
+    assert main(["plan", "random:tiny-llama", *words]) == 2
+    assert re.search(said, capsys.readouterr().err)

@@ -1,0 +1,110 @@
+"""An executor on torch's meta device: the bytes of what it makes, and the most that is alive in some of its steps.
+
+Runs in a process of its own, since Triton must not be its interpreter there, and prints one JSON object.
+
+    python -m tests.engine.outlined random:llama-3.1-8b
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def outline_in_subprocess(model: str) -> dict[str, int]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    words = [sys.executable, "-m", "tests.engine.outlined", model]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def main(name: str) -> None:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_iter
+    from triton import knobs
+
+    from firsttoken.checkpoint.locate import open_checkpoint
+    from firsttoken.core.engine_args import EngineArgs
+    from firsttoken.devices.cuda import PlannedGPU
+    from firsttoken.engine.resolve import resolve
+    from firsttoken.executor.ahead.gpus import KNOWN
+    from firsttoken.executor.ahead.messages import Order
+    from firsttoken.executor.ahead.outline import outline
+    from firsttoken.executor.ahead.plan import RANDOM
+    from firsttoken.executor.ahead.target import compile_for
+
+    class LiveBytes(TorchDispatchMode):
+        """Of tensors on the meta device that were made since it was entered: all alive now, and the most at once."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.now = self.peak = 0
+            self._seen: set[int] = set()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = {t.untyped_storage()._cdata for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)}
+            out = func(*args, **(kwargs or {}))
+            for tensor in tree_iter(out):
+                if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                    self._track(tensor.untyped_storage(), given)
+            return out
+
+        def _track(self, storage: Any, given: set[int]) -> None:
+            key, size = storage._cdata, storage.nbytes()
+            if key in given or key in self._seen:
+                return
+            self._seen.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._gone, key, size)
+
+        def _gone(self, key: int, size: int) -> None:
+            self._seen.discard(key)
+            self.now -= size
+
+    def leave_out(*, key: str, fn: Any, **_: object) -> bool:
+        fn.jit_function.device_caches[0][0][key] = leave_out
+        return True
+
+    compile_for(90)
+    knobs.runtime.jit_cache_hook = leave_out
+    gpu, checkpoint = KNOWN["h200"], open_checkpoint(name)
+    config = resolve(EngineArgs(model=name), checkpoint, [PlannedGPU(gpu)])[1].executor
+    with LiveBytes() as making:
+        executor = outline(Order(model=checkpoint.config, executor=config, gpu=gpu, processes=1, quietly=True))
+    model = executor._model
+    weights = model.nbytes + sum(layer.attention_gain.nbytes + layer.mlp_gain.nbytes for layer in model.layers)
+    weights += model.final_gain.nbytes
+    if not checkpoint.config.tie_word_embeddings:
+        weights += model.head.nbytes  # on this device all tensors have one address
+    pool = config.kv_blocks * config.kv_format.bytes_per_block
+    table = executor.table
+    rows = making.now - weights - pool
+    with LiveBytes() as angles:
+        executor.rehearse((table.shape(1, [], 0), RANDOM))
+    found = {"rows": rows + angles.now}
+    shapes = {
+        "decode_64": table.shape(64, [], 0),
+        "prompt_512": table.shape(0, [512], 1),
+        "prompt_8192": table.shape(0, [8192], 1),
+        "mixed": table.shape(64, [448], 1),
+        "many": table.shape(0, [16] * 60, 60),
+    }
+    for label, shape in shapes.items():
+        with LiveBytes() as step:
+            executor.rehearse((shape, RANDOM))
+        found[label] = step.peak
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

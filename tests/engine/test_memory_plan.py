@@ -1,0 +1,166 @@
+"""The plan of memory against what is really made: weights, the tensors of steps, and the parts it adds up."""
+
+from __future__ import annotations
+
+import pytest
+
+from firsttoken.checkpoint.locate import open_checkpoint
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.errors import ConfigError
+from firsttoken.core.kv_format import KVFormat
+from firsttoken.devices.cpu import PREPARED, CPUFacts
+from firsttoken.devices.cuda import PlannedGPU
+from firsttoken.engine.memory_plan import CPUMachine, GPUMachine, plan_memory
+from firsttoken.engine.resolve import resolve
+from firsttoken.executor.ahead.gpus import KNOWN
+from firsttoken.executor.graphs.captures import LARGEST_LEARNED
+from firsttoken.executor.memory_plan import cpu, gpu
+from firsttoken.executor.memory_plan.cpu import Footprint
+from firsttoken.executor.memory_plan.weights import FUSED, HEAD, plan_weights
+from firsttoken.kernels.paged_attention import cpu as cpu_attention
+from firsttoken.kernels.paged_attention.gpu_config import prefill_config
+from firsttoken.models.load import load_model
+from firsttoken.models.registry import family_of, known_architectures
+from tests.engine.outlined import outline_in_subprocess
+
+MIB = 1 << 20
+H200 = GPUMachine(KNOWN["h200"])
+LAPTOP = CPUMachine(CPUFacts(2, True, 8 << 30), Footprint(engine=250 * MIB, length=3 * MIB))
+MODEL_8B = open_checkpoint("random:llama-3.1-8b")
+
+
+def _plan(machine, model="random:llama-3.1-8b", context=8192, users=16, **args):
+    return plan_memory(EngineArgs(model=model, **args), open_checkpoint(model), machine, context, users)
+
+
+# ------------------------------------------------------------------ weights
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "dtype"),
+    [
+        ("random:tiny-llama", "none", "float32"),
+        ("random:tiny-llama", "none", "bfloat16"),
+        ("random:tiny-qwen2", "packed", "bfloat16"),
+        ("random:tiny-qwen3", "packed", "bfloat16"),
+        pytest.param("smollm2", "packed", "bfloat16", marks=pytest.mark.model),
+        pytest.param("smollm2", "none", "float32", marks=pytest.mark.model),
+    ],
+)
+def test_weights_on_the_cpu_are_those_of_the_loaded_model(model, quantization, dtype):
+    checkpoint = open_checkpoint(model, offline=True)
+    loaded = load_model(checkpoint, device="cpu", dtype=dtype, quantization=quantization)
+    table = getattr(loaded.head, "table", None)
+    own_rows = 0 if table is None or table is loaded.embedding else table.nbytes
+    infos = checkpoint.tensors.infos().values()
+    vectors = sum(4 * info.num_elements for info in infos if len(info.shape) == 1)
+    planned = plan_weights(checkpoint, "cpu", dtype, quantization)
+    assert planned.kept == loaded.nbytes + own_rows + vectors
+
+
+@pytest.mark.parametrize("shape", ["llama-3.1-8b", "llama-3.2-1b", "qwen3-8b", "llama-3-70b"])
+def test_weights_on_a_gpu_are_two_bytes_an_element_and_four_a_gain(shape):
+    checkpoint = open_checkpoint(f"random:{shape}")
+    sizes = checkpoint.tensors.infos().values()
+    expected = sum(info.num_elements * (2 if len(info.shape) == 2 else 4) for info in sizes)
+    assert plan_weights(checkpoint, "cuda", "bfloat16", "none").kept == expected
+    assert checkpoint.config.tie_word_embeddings == (HEAD not in checkpoint.tensors.infos())
+
+
+def test_what_is_fused_is_known_without_torch():
+    assert {name for name in known_architectures() if family_of(name).fused} == FUSED
+
+
+def test_constants_are_those_of_the_rooms_that_have_them():
+    assert gpu.LARGEST_CAPTURED == LARGEST_LEARNED
+    assert (cpu.QUERY_TILE, cpu.MAX_SCORES) == (cpu_attention.QUERY_TILE, cpu_attention.MAX_SCORES)
+    for head_dim in (64, 80, 128, 256):
+        assert gpu.tile_rows(head_dim) == prefill_config(head_dim).tile_tokens
+    assert PREPARED % cpu.PRODUCTS == 0
+
+
+# ------------------------------------------------------------------ parts
+
+
+def test_kv_is_linear_in_length_and_exact():
+    form = KVFormat(dtype="bfloat16", layers=32, kv_heads=8, head_dim=128)
+    for context, users in ((16, 1), (1000, 3), (8192, 16)):
+        plan = _plan(H200, context=context, users=users).plan
+        assert plan.kv == (users * form.blocks_for(context) + 1) * form.bytes_per_block
+        assert plan.kv_token == 2 * 32 * 8 * 128 * 2
+
+
+def test_a_total_is_the_sum_of_its_parts_unless_loading_takes_more():
+    plan = _plan(H200).plan
+    assert plan.total == plan.runtime + plan.weights + plan.kv + plan.graphs + plan.activations
+    large = _plan(LAPTOP, "random:llama-3.2-1b", 512, 1).plan
+    assert large.total == large.loading > large.runtime + large.weights + large.kv
+
+
+def test_what_fits_is_what_may_be_asked_for():
+    for machine, model in ((H200, "random:llama-3.1-8b"), (LAPTOP, "random:smollm2-135m")):
+        fit = _plan(machine, model, 2048, 1)
+        assert fit.fits
+        assert fit.max_users >= 1
+        assert _plan(machine, model, 2048, fit.max_users).fits
+        assert fit.max_users == 4096 or not _plan(machine, model, 2048, fit.max_users + 1).fits
+
+
+def test_what_does_not_fit_is_told_with_what_would():
+    fit = _plan(GPUMachine(KNOWN["sm90"]), context=131072, users=8)
+    assert not fit.fits
+    assert 0 < fit.max_users < 8
+    assert 0 < fit.max_context < 131072
+    assert _plan(GPUMachine(KNOWN["sm90"]), context=fit.max_context, users=8).fits
+    hopeless = _plan(GPUMachine(KNOWN["l4"]), "random:llama-3-70b", 100, 1)
+    assert (hopeless.fits, hopeless.max_users, hopeless.max_context) == (False, 0, 0)
+
+
+def test_the_plan_is_near_what_engines_on_an_h200_were_measured_to_take():
+    """benchmarks/results/h200/latency_8b_b1_512.json: 131.83 GiB, with 95 % of what was left for KV."""
+    policy = PlannedGPU(KNOWN["h200"]).policy
+    free = 139.3 * (1 << 30)  # what a fresh context leaves of the 139.8 GiB
+    weights = plan_weights(MODEL_8B, "cuda", "bfloat16", "none").kept
+    kv = policy.kv_share * (free - policy.fixed_memory - weights)
+    plan = _plan(H200, context=131072, users=1).plan
+    assert (weights + kv + plan.graphs + plan.activations) / (1 << 30) == pytest.approx(131.83, rel=0.03)
+
+
+def test_what_an_engine_would_refuse_the_plan_refuses():
+    with pytest.raises(ConfigError, match="quantization 'packed' is for the CPU"):
+        _plan(H200, quantization="packed")
+    with pytest.raises(ConfigError, match="max_model_len must be 1 to 131072"):
+        _plan(H200, context=200_000)
+
+
+# ------------------------------------------------------------------ the GPU's tensors, on torch's meta device
+
+
+@pytest.fixture(scope="module")
+def outlined():
+    """An executor of an 8B without memory, whose kernels are neither compiled nor run, and what its making left."""
+    pytest.importorskip("triton")
+    return outline_in_subprocess("random:llama-3.1-8b")
+
+
+def test_rows_and_work_space_are_those_that_an_executor_makes(outlined):
+    config = resolve(EngineArgs(model="random:llama-3.1-8b"), MODEL_8B, [PlannedGPU(KNOWN["h200"])])[1].executor
+    weights = plan_weights(MODEL_8B, "cuda", "bfloat16", "none")
+    work = gpu.plan_gpu_work(config, MODEL_8B.config, weights, "NVIDIA H200", 132, 8192)
+    cublas = 32 * MIB
+    assert work.rows - cublas == pytest.approx(outlined["rows"], rel=0.02)
+
+
+def test_what_is_alive_in_a_step_is_what_the_plan_says(outlined):
+    sizes = gpu.StepSizes(MODEL_8B.config, "NVIDIA H200")
+    config = resolve(EngineArgs(model="random:llama-3.1-8b"), MODEL_8B, [PlannedGPU(KNOWN["h200"])])[1].executor
+    table = gpu.ShapeTable(config.max_num_seqs, config.max_step_tokens, gpu.tile_rows(128))
+    shapes = {
+        "decode_64": table.shape(64, [], 0),
+        "prompt_512": table.shape(0, [512], 1),
+        "prompt_8192": table.shape(0, [8192], 1),
+        "mixed": table.shape(64, [448], 1),
+        "many": table.shape(0, [16] * 60, 60),
+    }
+    for name, shape in shapes.items():
+        assert sizes.live(shape) == pytest.approx(outlined[name], rel=0.01), name
