@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from firsttoken.cli import simulate_cache
 from firsttoken.cli.bench_load import DEFAULT_MIX
 from firsttoken.cli.bench_options import add_results, hand_in, positive_number, say
-from firsttoken.cli.options import whole_int
+from firsttoken.cli.options import HelpFormatter, whole_int
 from firsttoken.cli.simulate_options import (
     add_engine,
     add_targets,
@@ -51,10 +52,12 @@ examples:
   firsttoken simulate --phases 5:60,40:60,5:60 --bursts 32:10,32:10 --window 0,10,adaptive --target-ttft 80ms
   firsttoken simulate --trace mooncake_conversation_trace.jsonl --scale 0.5 --json --png latency.png
   firsttoken simulate --rate 10 --steps steps.json --kv-blocks 4096
+  firsttoken simulate cache --help    eviction policies
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_parts(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="requests as they were recorded somewhere")
     parser.add_argument("--rate", type=positive_number, metavar="R", help="requests a second, arriving at random")
     parser.add_argument(
@@ -89,7 +92,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the shares of TTFT, ITL and E2E")
 
 
+def _add_parts(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(part=None)
+    parts = parser.add_subparsers(title="parts by themselves", metavar="[PART]", required=False)
+    sub = parts.add_parser(
+        simulate_cache.NAME,
+        help=simulate_cache.HELP,
+        description=simulate_cache.HELP[0].upper() + simulate_cache.HELP[1:] + ".",
+        epilog=simulate_cache.EPILOG,
+        formatter_class=HelpFormatter,
+    )
+    simulate_cache.add_arguments(sub)
+    sub.set_defaults(part=simulate_cache.run, refuse=sub.error)
+
+
 def run(options: argparse.Namespace) -> int:
+    if options.part is not None:
+        return int(options.part(options))
     from firsttoken.cli import report
     from firsttoken.devices.cuda import POLICY
     from firsttoken.scheduler.window import find_window
