@@ -33,7 +33,7 @@ def small_file(tmp_path: Path) -> Path:
 
 def read(path: Path, into: memoryview, *, direct: bool) -> Outcome:
     into[:] = bytes(SIZE)
-    result = files.read_file(path, META, IDENTITY.salted_root(""), [into], Scratch(), direct=direct, touch=False)
+    result = files.read_file(str(path), META, IDENTITY.salted_root(""), [into], Scratch(), direct=direct, touch=False)
     return result.outcome
 
 

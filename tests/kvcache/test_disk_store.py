@@ -265,8 +265,10 @@ def test_while_it_looks_through_the_folder_it_serves(tmp_path: Path, monkeypatch
 # ------------------------------------------------- privacy
 
 
-def test_nobody_else_may_look_and_no_salt_is_written(tmp_path: Path) -> None:
-    (tmp_path / "firsttoken-kv").mkdir(mode=0o755)
+@pytest.mark.parametrize("mode", [0o777, 0o755, 0o300])
+def test_nobody_else_may_look_and_no_salt_is_written(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "firsttoken-kv").mkdir()
+    (tmp_path / "firsttoken-kv").chmod(mode)
     store = open_store(tmp_path)
     meta = shard(1)
     assert put(store, meta) is Outcome.DONE
@@ -473,6 +475,20 @@ def test_the_second_process_reads_and_does_not_write(tmp_path: Path) -> None:
         threading.Event().wait(0.01)
     assert reader.contains(shard(3).key)
     assert get(reader, shard(1)) is Outcome.ABSENT
+    writer.close()
+    reader.close()
+
+
+def test_a_reader_follows_when_the_writer_stores_longer_shards(tmp_path: Path) -> None:
+    writer = open_store(tmp_path)
+    long = shard(1, num_tokens=64)
+    short = ShardMeta(long.key, bytes(32), 32, long.tokens[128:])
+    assert put(writer, short) is Outcome.DONE
+    reader = open_store(tmp_path)
+    assert put(writer, long) is Outcome.DONE
+    assert get(reader, long) is Outcome.DONE
+    assert get(reader, short) is Outcome.TOKENS
+    assert get(writer, long) is Outcome.DONE  # a reader removes nothing
     writer.close()
     reader.close()
 

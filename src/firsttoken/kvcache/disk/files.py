@@ -53,7 +53,7 @@ def supports_direct(lock_file: Path) -> bool:
 
 
 def write_file(
-    path: Path,
+    path: str,
     meta: ShardMeta,
     identity: bytes,
     payload: Sequence[memoryview],
@@ -85,7 +85,7 @@ def write_file(
 
 
 def read_file(
-    path: Path,
+    path: str,
     meta: ShardMeta,
     identity: bytes,
     into: Sequence[memoryview],
@@ -125,7 +125,7 @@ def read_file(
         os.close(fd)
 
 
-def read_header(path: Path, scratch: Scratch) -> Header | Outcome:
+def read_header(path: str, scratch: Scratch) -> Header | Outcome:
     """The header of a file whose length is as it says, or what is wrong. Raises `OSError`."""
     fd = os.open(path, _READ)
     try:

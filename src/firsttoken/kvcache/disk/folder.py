@@ -28,6 +28,7 @@ class Folder:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / SUBFOLDER
+        self._prefix = f"{self.path}{os.sep}"
         self._lock_fd = -1
         with _config_errors(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -38,18 +39,21 @@ class Folder:
                 self.writable = self._try_lock()
                 self.direct = supports_direct(lock_file)
                 if self.writable:
-                    for path in list(self.path.glob(f"*{_TEMPORARY}")):
-                        path.unlink()
+                    for name in os.listdir(self.path):
+                        if name.endswith(_TEMPORARY):
+                            (self.path / name).unlink()
             except BaseException:
                 self.unlock()
                 raise
 
-    def file(self, key: bytes) -> Path:
-        return self.path / f"{key.hex()}{_SUFFIX}"
+    # Text, since a `Path` takes longer to make than the file's header to read.
 
-    def temporary(self, key: bytes, number: int) -> Path:
+    def file(self, key: bytes) -> str:
+        return f"{self._prefix}{key.hex()}{_SUFFIX}"
+
+    def temporary(self, key: bytes, number: int) -> str:
         """A name that no other write of this process has; no other process writes."""
-        return self.path / f"{key.hex()}.{number}{_TEMPORARY}"
+        return f"{self._prefix}{key.hex()}.{number}{_TEMPORARY}"
 
     def list(self) -> list[tuple[float, bytes, int]]:
         """Time, key and bytes of each shard file, oldest first. Raises `OSError`."""
@@ -104,7 +108,7 @@ class Folder:
                 f"{self.path} belongs to user {status.st_uid}, and this is user {os.geteuid()}: prompts lie in it. "
                 "Give the disk tier a folder of its own for each user"
             )
-        if stat.S_IMODE(status.st_mode) & 0o077:
+        if stat.S_IMODE(status.st_mode) != 0o700:
             self.path.chmod(0o700)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 
-from firsttoken.core.clock import NS_PER_S, now_ns
+from firsttoken.core.clock import now_ns
 from firsttoken.core.identity import Identity
 from firsttoken.core.service import ServiceClass
 from firsttoken.kvcache.disk.buffers import KVBuffer, Scratch, byte_views
 from firsttoken.kvcache.disk.config import DiskConfig
 from firsttoken.kvcache.disk.folder import Folder
-from firsttoken.kvcache.disk.format import ShardMeta
+from firsttoken.kvcache.disk.format import Header, ShardMeta
 from firsttoken.kvcache.disk.index import DiskIndex, Stored
 from firsttoken.kvcache.disk.lru import LruPolicy
 from firsttoken.kvcache.disk.outcome import DiskHandle, Outcome
@@ -27,6 +27,8 @@ from firsttoken.kvcache.disk.stats import Counters, DiskStats
 from firsttoken.kvcache.disk.transfers import Transfer, Transfers
 from firsttoken.kvcache.disk.workers import Job, Kind, Workers
 from firsttoken.kvcache.eviction.interface import EvictionPolicy, Shard
+
+_LOOKS_A_JOB = 16
 
 
 class DiskStore:
@@ -66,8 +68,7 @@ class DiskStore:
         self._closing = threading.Event()
         self._scanned = threading.Event()
         self._scan_s: float | None = None
-        self._scanned_ns = 0
-        self._scanner = threading.Thread(target=self._first_scan, name="kv-disk-scan", daemon=True)
+        self._scanner = threading.Thread(target=self._scan, name="kv-disk-scan", daemon=True)
         self._scanner.start()
 
     # ------------------------------------------------------------------ what the engine calls
@@ -83,7 +84,6 @@ class DiskStore:
 
     def span(self, key: bytes) -> tuple[int, int] | None:
         """Of a stored shard: how many tokens of its chain come before it, and how many it has."""
-        self._refresh()
         with self._lock:
             stored = self._index.get(key)
             return None if stored is None else (stored.shard.start, stored.shard.tokens)
@@ -135,7 +135,6 @@ class DiskStore:
         Raises `ValueError` for a buffer that is empty, not contiguous or read-only.
         """
         views = byte_views(into, writable=True)
-        self._refresh()
         with self._lock:
             stored = self._index.get(meta.key)
             miss = self._known_miss(stored, meta)
@@ -231,9 +230,10 @@ class DiskStore:
 
     def _known_miss(self, stored: Stored | None, meta: ShardMeta) -> Outcome | None:
         """Under the lock: why not to look at the disk at all."""
+        if self.read_only:
+            return None  # only the writer knows
         if stored is None:
-            # While files are still being found, and beside a writer, only the disk knows.
-            return Outcome.ABSENT if self._scanned.is_set() and not self.read_only else None
+            return Outcome.ABSENT if self._scanned.is_set() else None
         return None if _same_range(stored.shard, meta) else Outcome.TOKENS
 
     def _run_put(self, handle: DiskHandle, transfer: Transfer, scratch: Scratch) -> Outcome:
@@ -253,30 +253,37 @@ class DiskStore:
         self._shelf.unlink(key, nbytes)
         return Outcome.DONE
 
-    def _first_scan(self) -> None:
+    def _scan(self) -> None:
+        """Look through the folder at the start, and beside a writer again and again."""
         began = perf_counter()
         try:
-            self._shelf.scan(self._closing.is_set)
+            self._shelf.scan(self._look, self._closing.is_set)
         finally:
             with self._lock:
                 self._scan_s = perf_counter() - began
-                self._scanned_ns = now_ns()
             self._scanned.set()
+        while self.read_only and not self._closing.wait(self.config.refresh_s):
+            self._shelf.scan(self._look, self._closing.is_set)
 
-    def _refresh(self) -> None:
-        """Beside a writer: look for its new files now and then."""
-        if not self.read_only or not self._scanned.is_set():
-            return
-        now = now_ns()
-        with self._lock:
-            if now - self._scanned_ns < self.config.refresh_s * NS_PER_S:
-                return
-            self._scanned_ns = now
-        self._workers.submit(Job(Kind.HOUSEKEEPING, 0, DiskHandle(), self._rescan))
+    def _look(self, keys: Sequence[bytes]) -> list[Header | Outcome]:
+        """By all workers, since what a cold header costs is waiting; in small jobs, so that reads get their turn."""
+        headers: list[Header | Outcome] = [Outcome.ABSENT] * len(keys)
 
-    def _rescan(self, scratch: Scratch) -> Outcome:
-        self._shelf.scan(self._closing.is_set)
-        return Outcome.DONE
+        def look(begin: int, scratch: Scratch) -> Outcome:
+            for place, key in enumerate(keys[begin : begin + _LOOKS_A_JOB], begin):
+                headers[place] = self._shelf.look(key, scratch)
+            return Outcome.DONE
+
+        handles = []
+        for begin in range(0, len(keys), _LOOKS_A_JOB):
+            handle = DiskHandle()
+            handles.append(handle)
+            refusal = self._workers.submit(Job(Kind.HOUSEKEEPING, 0, handle, partial(look, begin)))
+            if refusal is not None:
+                handle.resolve(refusal)
+        for handle in handles:
+            handle.wait()
+        return headers
 
     def _count_failure(self) -> None:
         with self._lock:

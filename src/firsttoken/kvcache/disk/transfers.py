@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Callable
 from itertools import count
 from time import perf_counter
@@ -78,7 +79,8 @@ class Transfers:
         began = perf_counter()
 
         def write(direct: bool) -> int:
-            temporary.unlink(missing_ok=True)  # of a first try
+            if not direct:
+                _remove(temporary)  # what a first try left
             return write_file(temporary, meta, self._identity, transfer.views, scratch, direct=direct, sync=self._sync)
 
         outcome = Outcome.IO_ERROR
@@ -90,8 +92,7 @@ class Transfers:
             outcome = Outcome.NO_SPACE if error.errno in _FULL else Outcome.IO_ERROR
         finally:
             if outcome is not Outcome.DONE:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+                _remove(temporary)
                 self._shelf.settle(shard.nbytes)
         if outcome is Outcome.DONE:
             with self._shelf.lock:
@@ -106,8 +107,8 @@ class Transfers:
             result, useless = self._read(transfer, scratch)
         finally:
             seconds = perf_counter() - began
-            now = now_ns()
             with self._shelf.lock:
+                now = now_ns()  # within the lock: a policy's time never goes back
                 self._counters.read(result.outcome, result.nbytes, seconds, result.first_byte_s)
                 if stored is not None:
                     self._index.release(stored, now)
@@ -152,3 +153,8 @@ class Transfers:
                 self._shelf.error(error, "a transfer with O_DIRECT, which is not used any more,")
                 self.direct = False
         return transfer(False)
+
+
+def _remove(temporary: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(temporary)
