@@ -86,6 +86,13 @@ def test_each_request_may_have_its_own_size() -> None:
     assert spans(cache) == [(0, 8), (0, 32), (8, 16), (16, 24), (24, 32)]
 
 
+@pytest.mark.parametrize("tokens", [0, -4, 6])
+def test_a_size_that_is_no_multiple_of_the_block_is_refused(tokens: int) -> None:
+    cache = make_cache(4, shard_tokens=lambda request: tokens)
+    with pytest.raises(ValueError, match=f"a multiple of 4 tokens, which are a block, but {tokens} were asked for"):
+        run_through(cache, make_request(1, list(range(9))))
+
+
 def test_a_match_that_ends_inside_splits_and_the_parts_are_put_together_again() -> None:
     cache = cache_of()
     blocks = run_through(cache, make_request(1, list(range(17))))

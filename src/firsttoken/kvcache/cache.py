@@ -18,10 +18,7 @@ to a later step while a step in flight still writes it. Two rules make this exac
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-
-import msgspec
 
 from firsttoken.core.cache_miss import Miss, MissReason
 from firsttoken.core.clock import now_ns
@@ -33,102 +30,15 @@ from firsttoken.kvcache.block_pool import BlockPool
 from firsttoken.kvcache.eviction.interface import EvictionPolicy
 from firsttoken.kvcache.eviction.lru import LRU
 from firsttoken.kvcache.evictor import Evictor, OnEvict
+from firsttoken.kvcache.holding import Admission, Holding, Probe
 from firsttoken.kvcache.misses import Missed, MissLog
 from firsttoken.kvcache.pins import QUOTA, Pins
 from firsttoken.kvcache.prefix_index import BlockHash, Match, PrefixIndex, hash_block
-from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
+from firsttoken.kvcache.registrar import Registrar, ShardTokens, default_shard_tokens
+from firsttoken.kvcache.stats import KVStats
 
 # Salts whose roots are kept.
 _ROOTS = 1024
-SHARD_TOKENS = 256
-
-ShardTokens = Callable[[Request], int]
-"""How many tokens the shards that a request makes may have: a multiple of the block."""
-
-
-def default_shard_tokens(request: Request) -> int:
-    return SHARD_TOKENS
-
-
-class KVStats(msgspec.Struct, frozen=True):
-    """Counts of blocks (``total = used + cached + free``), and running totals.
-
-    ``evictions`` counts blocks, ``evicted_shards`` shards. Of the tokens of all admissions, those of preempted requests
-    that come again included, ``hit_tokens`` were found and ``missed_tokens`` were not. The prompts (counted once) that
-    were not found to the end are told by reason: ``never_seen``, ``evicted``, ``diverged``. ``other_salt`` of the first
-    are known under another salt, which whoever may send prompts must not be told. ``kept`` blocks are kept because
-    callers asked for it, and ``ignored_keeps`` such wishes of shards were not granted.
-    """
-
-    total: int
-    used: int
-    cached: int
-    free: int
-    evictions: int
-    hit_tokens: int
-    evicted_shards: int
-    missed_tokens: int
-    never_seen: int
-    evicted: int
-    diverged: int
-    other_salt: int
-    kept: int
-    ignored_keeps: int
-
-
-class Probe(msgspec.Struct, frozen=True):
-    """What admission of a request would take, as of now; any change of the cache makes it stale.
-
-    ``cost`` is by how many blocks `KVCache.available` would shrink. ``next_hash`` is the hash of the first full
-    block that would have to be computed, None when no full block is missing.
-    """
-
-    match: Match
-    cost: int
-    next_hash: bytes | None
-
-    @property
-    def blocks(self) -> list[int]:
-        """Those that were found, in order."""
-        match = self.match
-        blocks = [block for shard in match.path for block in shard.blocks]
-        return blocks + match.part.blocks[: match.part_blocks] if match.part is not None else blocks
-
-
-class Admission(msgspec.Struct, frozen=True):
-    """All blocks of an admitted request, in order; the KV of the first ``cached_tokens`` tokens is in them."""
-
-    blocks: list[int]
-    cached_tokens: int
-
-
-class _Holding:
-    """The blocks of one request. The first ``registered`` of them have their tokens in the index, in the chain that
-    ends with ``tail`` (None: none has). Where that chain names another request's block, which computed the same tokens,
-    both are held, and the own one is in ``spare``."""
-
-    __slots__ = ("blocks", "registered", "root", "spare", "tail")
-
-    def __init__(self, root: bytes, blocks: list[int], registered: int, tail: CachedShard | None) -> None:
-        self.root = root
-        self.blocks = blocks
-        self.registered = registered
-        self.tail = tail
-        self.spare: list[int] = []
-
-    def chain(self) -> list[CachedShard]:
-        """The shards of its registered prefix, the last first."""
-        return list(self.tail.up()) if self.tail is not None else []
-
-    def unfindable(self) -> list[int]:
-        """The blocks that it alone knows."""
-        return self.spare + self.blocks[self.registered :]
-
-    def held(self) -> list[int]:
-        """All blocks that it has a reference to."""
-        if not self.spare:
-            return self.blocks
-        return [block for shard in self.chain() for block in shard.blocks] + self.unfindable()
 
 
 class KVCache:
@@ -164,9 +74,9 @@ class KVCache:
         # An admission asks several times. Salts are the callers', and so without bound.
         self._root = lru_cache(maxsize=_ROOTS)(identity.salted_root)
         self._block_hash = block_hash
-        self._shard_tokens = shard_tokens
+        self._registrar = Registrar(self.index, self.pool, self._evictor, self.block_tokens, block_hash, shard_tokens)
         self._on_evict = on_evict
-        self._holdings: dict[int, _Holding] = {}
+        self._holdings: dict[int, Holding] = {}
         self._evictions = self._evicted_shards = 0
         self._hit_tokens = self._missed_tokens = 0
 
@@ -259,7 +169,7 @@ class KVCache:
         found = len(blocks)
         blocks += self._take(self.blocks_for(request.num_tokens) - found, request)
         tail = shards[-1] if shards else None
-        self._holdings[request.request_id] = _Holding(self._root(request.salt), blocks, found, tail)
+        self._holdings[request.request_id] = Holding(self._root(request.salt), blocks, found, tail)
         cached_tokens = found * self.block_tokens
         self._hit_tokens += cached_tokens
         self._missed_tokens += request.num_tokens - cached_tokens
@@ -293,16 +203,8 @@ class KVCache:
         full = min(request.num_computed, len(request.tokens)) // self.block_tokens
         if full <= holding.registered or (holding.tail is not None and not holding.tail.live):
             return
-        now, size = now_ns(), self.block_tokens * TOKEN_BYTES
         data = self._tokens_of(request, holding.registered, full)
-        while data:
-            above = holding.tail or self.index.root(holding.root)
-            child = above.children.get(data[:size]) if above is not None else None
-            if child is not None:
-                count = self._join(holding, child, data, request, now)
-            else:
-                count = self._register(holding, data, request, now)
-            data = data[count * size :]
+        self._registrar.register(holding, data, request, now_ns())
 
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Give all blocks of a request back; what was registered stays findable until evicted.
@@ -398,55 +300,6 @@ class KVCache:
         elsewhere = not found and self.index.roots_with(tokens) > 0
         missed = Missed(probe.match, root, found * self.block_tokens, tokens, probe.next_hash, elsewhere)
         return self._misses.explain(missed, now)
-
-    def _register(self, holding: _Holding, data: bytes, request: Request, now: int) -> int:
-        """Put the next blocks of a request into the index, with the tokens ``data``, as far as one shard takes them.
-        Returns how many."""
-        tail, first, size = holding.tail, holding.registered, self.block_tokens * TOKEN_BYTES
-        count = len(data) // size
-        grows = tail is not None and not tail.told  # it made that one, and nobody else has used it
-        if tail is not None and grows and not tail.room:
-            self._evictor.settle(tail, request, now)
-            grows = False
-        shard_blocks = self._shard_tokens(request) // self.block_tokens
-        count = min(count, tail.room if tail is not None and grows else shard_blocks - first % shard_blocks)
-        blocks, data = holding.blocks[first : first + count], data[: count * size]
-        hashes = self._hashes(tail.key if tail is not None else holding.root, data)
-        if tail is not None and grows:
-            self.index.grow(tail, blocks, hashes, data)
-        else:
-            holding.tail = self.index.add(holding.root, tail, shard_blocks, blocks, hashes, data)
-            self._evictor.made(holding.tail, request, now)
-        holding.registered += count
-        return count
-
-    def _join(self, holding: _Holding, shard: CachedShard, data: bytes, request: Request, now: int) -> int:
-        """Go on with a shard that begins with the next blocks of a request, whose tokens are ``data``, because another
-        one has computed them too. Returns how many blocks it has of them."""
-        count = self.index.common_blocks(shard, data, 0, len(data))
-        if count < len(shard.blocks):
-            shard = self._evictor.split(shard, count, now)
-        own = holding.blocks[holding.registered : holding.registered + count]
-        if shard.holders:
-            self.pool.share(shard.blocks)
-            holding.spare += own
-        else:
-            # Nobody holds the other copy, so one is enough.
-            self.pool.forget(shard.blocks)
-            shard.blocks = own
-        self._evictor.hold(shard, request, now)
-        holding.tail = shard
-        holding.registered += count
-        return count
-
-    def _hashes(self, parent: bytes, data: bytes) -> list[bytes]:
-        """The chained hash up to the end of each block of ``data``."""
-        size, block_hash = self.block_tokens * TOKEN_BYTES, self._block_hash
-        hashes = []
-        for begin in range(0, len(data), size):
-            parent = block_hash(parent, data[begin : begin + size])
-            hashes.append(parent)
-        return hashes
 
     def _take(self, count: int, request: Request) -> list[int]:
         while self.pool.num_free < count:

@@ -1,0 +1,31 @@
+"""What the KV cache counts."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class KVStats(msgspec.Struct, frozen=True):
+    """Counts of blocks (``total = used + cached + free``), and running totals.
+
+    ``evictions`` counts blocks, ``evicted_shards`` shards. Of the tokens of all admissions, those of preempted requests
+    that come again included, ``hit_tokens`` were found and ``missed_tokens`` were not. The prompts (counted once) that
+    were not found to the end are told by reason: ``never_seen``, ``evicted``, ``diverged``. ``other_salt`` of the first
+    are known under another salt, which whoever may send prompts must not be told. ``kept`` blocks are kept because
+    callers asked for it, and ``ignored_keeps`` such wishes of shards were not granted.
+    """
+
+    total: int
+    used: int
+    cached: int
+    free: int
+    evictions: int
+    hit_tokens: int
+    evicted_shards: int
+    missed_tokens: int
+    never_seen: int
+    evicted: int
+    diverged: int
+    other_salt: int
+    kept: int
+    ignored_keeps: int
