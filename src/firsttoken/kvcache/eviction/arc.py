@@ -71,4 +71,5 @@ class ARC(SimplePolicy):
         self._sizes[shard.state] -= 1
         if evicted:
             self._ghosts[shard.state].add(shard.key, None)
+            self._ghosts[shard.state].trim()
         shard.state = None

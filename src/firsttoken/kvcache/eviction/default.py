@@ -26,8 +26,9 @@ from firsttoken.kvcache.eviction.returns import BINS, EDGES_NS, ReturnTimes, bin
 
 _MOST_USES = 12
 _MAX_COST = 4
+_MANY_GHOSTS, _GHOST_PARTS = 4096, 64
 # How many cohorts one call moves on, so that none takes long after idle time; the rest follows in the next calls.
-_MOVES_A_CALL = 64
+_MOVES_A_CALL = 32
 
 
 class Memory:
@@ -53,7 +54,7 @@ class LearnedPolicy:
         # Kinds by uses, slow or not, short or not: see `_kind`.
         levels = tuple(float(1 + kind // 4) for kind in range(4 * _MOST_USES))
         self._returns = ReturnTimes(levels, config.memory_s)
-        self._ghosts: Ghosts[Memory] = Ghosts(config.ghosts)
+        self._ghosts: Ghosts[Memory] = Ghosts(config.ghosts, _GHOST_PARTS if config.ghosts >= _MANY_GHOSTS else 1)
         self._slot = -1
         self._current: dict[Kind, Cohort] = {}
         self._ranked = RankedCohorts()
@@ -66,6 +67,7 @@ class LearnedPolicy:
 
     def used(self, shard: Shard, service: ServiceClass, now_ns: int) -> None:
         self._move_on(now_ns)
+        self._trim(now_ns)
         memory: Memory | None = shard.state
         if memory is None:
             memory = self._ghosts.take(shard.key)
@@ -90,13 +92,12 @@ class LearnedPolicy:
     def withdraw(self, shard: Shard) -> None:
         memory: Memory = shard.state
         memory.offered = False
-        if memory.cohort.offered.pop(shard, _ABSENT) is _ABSENT:
-            self._pinned.remove(shard)
+        self._remove(shard, memory.cohort)
 
     def victim(self, now_ns: int) -> Shard | None:
         if self._due and self._due[0][0] <= now_ns:
             self._move_on(now_ns)
-        if self._pinned:
+        if self._pinned.entries:
             for shard in self._pinned.below(now_ns):
                 self._offer(shard, shard.state.cohort, now_ns)
         cohort = self._ranked.first()
@@ -107,17 +108,17 @@ class LearnedPolicy:
     def left(self, shard: Shard, now_ns: int, *, evicted: bool) -> None:
         memory: Memory = shard.state
         cohort = memory.cohort
-        if memory.offered:
-            self.withdraw(shard)
+        if shard in cohort.offered:  # written out as `_remove`: a request may wait for thousands of these
+            del cohort.offered[shard]
+        elif memory.offered:
+            self._pinned.remove(shard)
         shard.state = None
         if not evicted:
             self._unwatch(memory, now_ns, returned=False)
             return
         if now_ns < cohort.kept_until_ns or now_ns < shard.keep_until_ns:
             self.early[cohort.kind.service] += 1
-        forgotten = self._ghosts.add(shard.key, memory)
-        if forgotten is not None:
-            self._unwatch(forgotten, now_ns, returned=False)
+        self._ghosts.add(shard.key, memory)
 
     # ------------------------------------------------------------------ kinds and scores
 
@@ -146,6 +147,12 @@ class LearnedPolicy:
         cohort.offered[shard] = None
         if not cohort.entry:
             self._ranked.put(cohort, self._rank(cohort, now_ns))
+
+    def _remove(self, shard: Shard, cohort: Cohort) -> None:
+        if shard in cohort.offered:
+            del cohort.offered[shard]
+        else:
+            self._pinned.remove(shard)
 
     # ------------------------------------------------------------------ cohorts as time goes on
 
@@ -197,6 +204,14 @@ class LearnedPolicy:
             self._returns.enters(cohort.kind.returns, entered, cohort.watched, cohort.weight)
         cohort.age_bin = age_bin
 
+    def _trim(self, now_ns: int) -> None:
+        """Forget ghosts that are too many: two for each use, since no more shards leave than come. It is not done as
+        they leave, for evictions are what a request waits for."""
+        for _ in range(2):
+            forgotten = self._ghosts.trim()
+            if forgotten is not None:
+                self._unwatch(forgotten, now_ns, returned=False)
+
     def _unwatch(self, memory: Memory, now_ns: int, *, returned: bool) -> None:
         cohort = memory.cohort
         self._age(cohort, now_ns)
@@ -205,6 +220,3 @@ class LearnedPolicy:
         self._returns.leaves(kind, cohort.age_bin, now_ns - cohort.used_ns, cohort.weight)
         if returned:
             self._returns.returned(kind, cohort.age_bin, self._returns.weight(now_ns))
-
-
-_ABSENT = object()

@@ -37,4 +37,5 @@ class LFU(SimplePolicy):
     def _forget(self, shard: Shard, *, evicted: bool) -> None:
         if evicted:
             self._ghosts.add(shard.key, shard.state)
+            self._ghosts.trim()
         shard.state = None

@@ -13,38 +13,39 @@ _MIN_STALE = 64
 class OfferedHeap:
     """By ranks that are given with the shards and comparable with each other; who came first, where they are equal.
 
-    O(log shards) a call, amortised: entries of shards that were removed are dropped as they come up, or once most are.
+    ``entries`` has the shards. O(log shards) a call, amortised: what the heap has of shards that were removed is
+    dropped as it comes up, or once it is the most.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[Any, int, Shard]] = []
-        self._entries: dict[Shard, int] = {}
+        self.entries: dict[Shard, int] = {}
         self._number = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __contains__(self, shard: Shard) -> bool:
-        return shard in self._entries
+        return shard in self.entries
 
     def add(self, shard: Shard, rank: Any) -> None:
         self._number += 1
-        self._entries[shard] = self._number
+        self.entries[shard] = self._number
         heappush(self._heap, (rank, self._number, shard))
-        if len(self._heap) > 2 * len(self._entries) + _MIN_STALE:
-            self._heap = [entry for entry in self._heap if self._entries.get(entry[2]) == entry[1]]
+        if len(self._heap) > 2 * len(self.entries) + _MIN_STALE:
+            self._heap = [entry for entry in self._heap if self.entries.get(entry[2]) == entry[1]]
             heapify(self._heap)
 
     def remove(self, shard: Shard) -> bool:
         """False where it is not among them."""
-        return self._entries.pop(shard, None) is not None
+        return self.entries.pop(shard, None) is not None
 
     def first(self) -> Shard | None:
         """The lowest, which stays."""
         heap = self._heap
         while heap:
             _, number, shard = heap[0]
-            if self._entries.get(shard) == number:
+            if self.entries.get(shard) == number:
                 return shard
             heappop(heap)
         return None
@@ -53,6 +54,6 @@ class OfferedHeap:
         """Take out all up to a rank, lowest first."""
         found: list[Shard] = []
         while (shard := self.first()) is not None and self._heap[0][0] <= rank:
-            del self._entries[shard]
+            del self.entries[shard]
             found.append(shard)
         return found

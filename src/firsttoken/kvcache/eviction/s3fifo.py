@@ -95,4 +95,5 @@ class S3FIFO(SimplePolicy):
             self._num_small -= 1
             if evicted:
                 self._ghosts.add(shard.key, None)
+                self._ghosts.trim()
         shard.state = None
