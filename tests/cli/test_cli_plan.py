@@ -52,6 +52,12 @@ def test_what_does_not_fit_ends_with_1_and_says_which_knob_to_turn(capsys):
     assert _json(capsys, *words, "--gpu", "80GB")[0] == 0
 
 
+def test_a_gpu_that_no_engine_runs_on_is_named(capsys):
+    said = _json(capsys, "random:tiny-llama", "--gpu", "l4", "--context", "128")[1]
+    assert "no engine runs on NVIDIA L4: it has compute capability 8.9" in said["advice"][-1]
+    assert len(_json(capsys, "random:tiny-llama", "--gpu", "h100", "--context", "128")[1]["advice"]) == 1
+
+
 def test_people_get_lines(capsys):
     assert main(["plan", "random:llama-3.2-1b", "--gpu", "h100", "--context", "2048"]) == 0
     said = capsys.readouterr().out

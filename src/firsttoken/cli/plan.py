@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     machine = find_machine(options.gpu, args)
     fit = plan_memory(args, checkpoint, machine, context, options.users)
     figures = _figures(fit)
-    advice = _advice(fit, args.model, machine.kind, context, options.users)
+    advice = [*_advice(fit, args.model, machine.kind, context, options.users), *_warnings(machine)]
     if options.json:
         head = report.header(model=args.model, gpu=machine.name, context=context, users=options.users)
         print(json.dumps(head | figures | {"advice": advice}))
@@ -155,6 +155,17 @@ def _advice(fit: Fit, model: str, kind: str, context: int, users: int) -> list[s
         advice.append("no context is short enough with so many users, and no request of that context fits alone")
         advice.append("take a smaller model, or more memory")
     return advice
+
+
+def _warnings(machine: Machine) -> list[str]:
+    from firsttoken.devices.cuda import OLDEST_CAPABILITY
+    from firsttoken.engine.memory_plan import CPUMachine
+
+    oldest = 10 * OLDEST_CAPABILITY[0] + OLDEST_CAPABILITY[1]
+    if isinstance(machine, CPUMachine) or machine.gpu.capability >= oldest:
+        return []
+    return [f"no engine runs on {machine.name}: it has compute capability {machine.gpu.capability / 10}, the kernels "
+            f"need {oldest / 10} or newer (Hopper)"]  # fmt: skip
 
 
 def _print(figures: dict[str, Any], advice: list[str], machine: str, context: int, users: int) -> None:
