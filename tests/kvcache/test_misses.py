@@ -95,6 +95,15 @@ def test_as_many_as_the_pool_has_blocks_are_remembered(number: int, reason: Miss
     assert miss.reason is reason
 
 
+def test_what_is_evicted_again_is_remembered_anew() -> None:
+    cache = make_cache(4)
+    for each, number in enumerate([1, 2, 3, 4, 1, 5, 6]):  # of the five evicted ones the pool remembers four
+        run_through(cache, make_request(each, [number] * 16))
+    miss = served(cache, make_request(100, [1] * 16))
+    assert miss is not None
+    assert miss.reason is MissReason.EVICTED
+
+
 def test_what_others_send_under_another_salt_is_counted_and_not_told() -> None:
     cache = make_cache(4)
     run_through(cache, make_request(1, list(range(9)), salt="one"))
@@ -104,6 +113,14 @@ def test_what_others_send_under_another_salt_is_counted_and_not_told() -> None:
     run_through(cache, make_request(3, [50] * 16, salt="one"))
     assert served(cache, make_request(4, list(range(9)), salt="three")) == Miss(0, MissReason.NEVER_SEEN)
     assert served(cache, make_request(5, [50] * 5, salt="four")) == Miss(0, MissReason.NEVER_SEEN)
+
+
+def test_only_a_chains_first_block_is_looked_for_under_other_salts() -> None:
+    cache = make_cache(40)
+    run_through(cache, make_request(1, [5] * 9, salt="one"))
+    run_through(cache, make_request(2, [1] * 5, salt="two"))
+    assert served(cache, make_request(3, [1] * 4 + [5] * 5, salt="two")) == Miss(4, MissReason.NEVER_SEEN)
+    assert cache.stats().other_salt == 0
 
 
 def test_a_preempted_request_keeps_what_it_was_told_first() -> None:

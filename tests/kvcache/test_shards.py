@@ -263,6 +263,37 @@ def test_parts_that_are_kept_and_not_are_not_put_together(clock: Any) -> None:
     assert cache.stats().kept == 2
 
 
+def test_what_is_kept_is_kept_through_splits_and_merges(clock: Any) -> None:
+    cache = cache_of(40)
+    kept = make_request(1, list(range(17)))
+    kept.keep_until_ns = clock.now + 1000
+    run_through(cache, kept)
+    other = make_request(2, [*range(8), 99])
+    assert cache.admit(other) is not None
+    cache.check()
+    assert spans(cache) == [(0, 8), (8, 16)]
+    assert cache.stats().kept == 4
+    cache.release(other)
+    cache.check()
+    assert spans(cache) == [(0, 16)]
+    assert cache.stats().kept == 4
+    clock.now += 1000
+    late = make_request(3, [7] * 5)
+    late.keep_until_ns = clock.now + 1000
+    run_through(cache, late)
+    cache.check()
+    assert cache.stats().kept == 1
+
+
+def test_a_time_that_is_over_keeps_nothing(clock: Any) -> None:
+    cache = cache_of(40)
+    late = make_request(1, list(range(17)))
+    late.keep_until_ns = clock.now
+    run_through(cache, late)
+    assert (cache.stats().kept, cache.stats().ignored_keeps) == (0, 0)
+    cache.check()
+
+
 def test_all_can_be_had_even_if_it_is_to_be_kept(clock: Any) -> None:
     cache = cache_of(4, keep_quota=1.0)
     kept = make_request(1, [1] * 16)
@@ -270,4 +301,16 @@ def test_all_can_be_had_even_if_it_is_to_be_kept(clock: Any) -> None:
     run_through(cache, kept)
     assert cache.admit(make_request(2, [2] * 16)) is not None
     assert cache.stats().kept == 0
+    cache.check()
+
+
+def test_wishes_that_come_again_and_again_take_no_memory(clock: Any) -> None:
+    cache = cache_of(40)
+    for number in range(500):
+        request = make_request(number, list(range(17)))
+        request.keep_until_ns = clock.now + 10**15
+        clock.now += 1
+        run_through(cache, request)
+    assert len(cache._pins._ends) < 100
+    assert cache.stats().kept == 4
     cache.check()
