@@ -34,8 +34,8 @@ class ShardCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # The index as measured (benchmarks/results/kv/shard_size.json); a copy's start as the driver takes for it on an H200; a
-# token of an 8B in prefill there (21 us), used again in three of ten cases.
-DEFAULT_COSTS = ShardCosts(index_us=8.0, copy_us=10.0, token_us=6.3)
+# token of an 8B in prefill there (21 us), used again in one of four cases.
+DEFAULT_COSTS = ShardCosts(index_us=5.3, copy_us=10.0, token_us=5.0)
 
 
 def shards_of(length: int, shard_tokens: int) -> int:
