@@ -390,3 +390,37 @@ def test_a_reader_during_writes_gets_all_or_nothing(tmp_path: Path) -> None:
     assert set(seen) == {Outcome.DONE, Outcome.ABSENT}
     writer.close()
     reader.close()
+
+
+# ------------------------------------------------- what comes late or failed costs nothing later
+
+
+def test_a_removal_that_comes_late_spares_the_new_file(tmp_path: Path) -> None:
+    """A worker is about to remove a key's file, dropped or found bad, when the key is stored again."""
+    store = open_store(tmp_path)
+    into = aligned_buffer(SIZE)
+    assert store.put(META, kv_buffer(META, SIZE)).wait(30) is Outcome.DONE
+    old = store._index.get(META.key)
+    assert old is not None
+    store.drop(META.key)
+    assert store.put(META, kv_buffer(META, SIZE)).wait(30) is Outcome.DONE
+    store._shelf.unlink(META.key, 0)
+    assert store.get(META, into).wait(30) is Outcome.DONE
+    store._shelf.forget(old)
+    assert store.contains(META.key)
+    assert store.get(META, into).wait(30) is Outcome.DONE
+    store.check()
+    store.close()
+
+
+def test_writes_that_fail_keep_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path, cap_bytes=MIB)
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "pwritev", write_error(errno.EIO, 0))
+        for number in range(20):
+            payload = kv_buffer(shard(number), 200_000)
+            assert store.put(shard(number), payload).wait(30) is Outcome.IO_ERROR
+    size = MIB - 8192  # all of the cap
+    assert store.put(META, kv_buffer(META, size)).wait(30) is Outcome.DONE
+    store.check()
+    store.close()
