@@ -339,6 +339,7 @@ def test_writers_that_are_behind_refuse_and_reads_pass_them(tmp_path: Path, monk
     assert store.put(shard(1), kv_buffer(shard(1), SIZE)) is handles[0]
     assert store.stats().pending_writes == 3
     assert store.stats().pending_write_bytes == 3 * FILE
+    threading.Event().wait(0.3)  # whoever would take a write has taken one
     assert store.get(shard(0), aligned_buffer(SIZE)).wait(10) is Outcome.DONE  # one thread never writes
     go_on.set()
     assert [handle.wait(30) for handle in handles[:3]] == [Outcome.DONE] * 3
