@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firsttoken.core.cache_miss import Miss, MissReason
+from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.observability.account import STAGES, server_timing_header, timings
 
@@ -80,17 +82,27 @@ def test_time_over_a_missing_stamp_is_unaccounted_and_nothing_else_moves(marks, 
 def test_each_state_owns_its_time():
     line = timeline(
         (Mark.RECEIVED, 0), (Mark.PARSED, 1), (Mark.TEMPLATED, 2), (Mark.TOKENIZED, 3), (Mark.ARRIVED, 4),
-        (Mark.SCHEDULED, 5), (Mark.FIRST_TOKEN, 6), (Mark.PREEMPTED, 7), (Mark.SCHEDULED, 8), (Mark.FIRST_TOKEN, 9),
-        (Mark.FINISHED, 10), (Mark.DELIVERED, 11), (Mark.DETOKENIZED, 12), (Mark.WRITTEN, 13),
+        (Mark.SCHEDULED, 5), (Mark.FIRST_TOKEN, 6), (Mark.PREEMPTED, 7), (Mark.RESTORING, 3), (Mark.SCHEDULED, 8),
+        (Mark.FIRST_TOKEN, 9), (Mark.FINISHED, 10), (Mark.DELIVERED, 11), (Mark.DETOKENIZED, 12), (Mark.WRITTEN, 13),
     )  # fmt: skip
-    account = timings(line, cached_tokens=32, preemptions=1, token_times=[0, 10 * MS, 40 * MS])
+    found = Miss(112, MissReason.EVICTED, 2.5, ServiceClass.P1)
+    account = timings(
+        line,
+        cached_tokens=112,
+        cached_host=64,
+        cached_disk=16,
+        miss=found,
+        preemptions=1,
+        token_times=[0, 10 * MS, 40 * MS],
+    )
     assert {name: account[name] for name in STAGES} == {
-        "parse_ms": 1, "template_ms": 2, "tokenize_ms": 3, "transport_ms": 15, "queue_ms": 13, "prefill_ms": 15,
-        "decode_ms": 17, "detokenize_ms": 12, "write_ms": 13, "unaccounted_ms": 0,
+        "parse_ms": 1, "template_ms": 2, "tokenize_ms": 3, "transport_ms": 15, "queue_ms": 8, "kv_ms": 8,
+        "prefill_ms": 15, "decode_ms": 17, "detokenize_ms": 12, "write_ms": 13, "unaccounted_ms": 0,
     }  # fmt: skip
     assert account["transport"] == {"to_engine_ms": 4, "from_engine_ms": 11}
-    assert account["total_ms"] == 91
-    assert account["cached_tokens"] == {"device": 32}
+    assert account["total_ms"] == 94
+    assert account["cached_tokens"] == {"device": 32, "host": 64, "disk": 16}
+    assert account["miss"] == {"position": 112, "reason": "evicted", "age_s": 2.5, "by": 1}
     assert account["preemptions"] == 1
     assert account["itl_ms"]["max"] == 30
     assert account["itl_ms"]["mean"] == 20

@@ -15,7 +15,10 @@ DEFAULT_MODEL = "smollm2"
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of an engine, under the names of the command line (``--max-model-len`` is ``max_model_len``).
 
-    ``max_model_len`` in tokens (prompt and output together); ``kv_memory`` in bytes; ``prefill_tokens`` caps the
+    ``max_model_len`` in tokens (prompt and output together); ``kv_memory`` in bytes;
+    ``kv_host_memory`` bytes of host memory keep KV that the device evicts, 0 for none, and files in the folder
+    ``kv_disk``, of ``kv_disk_size`` bytes at most, what passes through that; ``kv_eviction`` is the policy by which
+    each of them evicts (`kvcache.eviction`); ``prefill_tokens`` caps the
     prompt tokens of a step that has no decode row, ``mixed_prefill_tokens`` of one that has; ``in_flight`` is how
     many steps may be submitted before the first one's result is read; ``threads`` is for CPU compute; ``engine_core``
     is the processor that the engine's own thread keeps to, None for any; ``deterministic`` makes the bits of a
@@ -34,6 +37,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_model_len: int | None = None
     max_num_seqs: int = 64
     kv_memory: int | None = None
+    kv_host_memory: int = 0
+    kv_disk: str | None = None
+    kv_disk_size: int = 32 << 30
+    kv_eviction: str = "default"
     prefix_caching: bool = True
     prefill_tokens: int | None = None
     mixed_prefill_tokens: int | None = None

@@ -63,6 +63,8 @@ class Request:
         "max_tokens",
         "miss",
         "num_cached",
+        "num_cached_disk",
+        "num_cached_host",
         "num_computed",
         "num_front_stamps",
         "num_pending",
@@ -100,7 +102,8 @@ class Request:
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
         self.num_pending = 0
-        self.num_cached = 0
+        self.num_cached = 0  # prompt tokens that were found in any tier, of which
+        self.num_cached_host = self.num_cached_disk = 0
         self.num_front_stamps = len(wire.stamps)
         self.preemptions = 0
         self.first_scheduled = False

@@ -27,6 +27,7 @@ class Mark(IntEnum):
     DELIVERED = 10  # last tokens reached the API process; detokenising begins
     DETOKENIZED = 11  # last text known; writing begins
     WRITTEN = 12  # last byte handed to the socket
+    RESTORING = 13  # admitted, and its KV comes from a lower tier; SCHEDULED follows
 
 
 class Timeline:

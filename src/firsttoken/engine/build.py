@@ -21,9 +21,11 @@ from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.loop import EngineLoop
 from firsttoken.engine.resolve import resolve
 from firsttoken.engine.start_account import StartAccount
+from firsttoken.engine.tiers import attach_tiers
 from firsttoken.executor.interface import Executor
 from firsttoken.executor.memory import peak_memory
 from firsttoken.kvcache import KVCache
+from firsttoken.kvcache.eviction import make_policy
 from firsttoken.scheduler.admission import Admission
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.scheduler import Scheduler
@@ -83,7 +85,9 @@ def assemble(
         config.executor.kv_blocks,
         model=fingerprint,
         prefix_caching=config.prefix_caching,
+        policy=make_policy(config.eviction),
     )
+    attach_tiers(config, fingerprint, executor, kv)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=config.executor.max_num_seqs,

@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 # How often an idle engine says that it lives.
 HEARTBEAT_S = 0.5
+# How often an idle engine looks whether copies of KV to lower tiers have arrived.
+COPY_POLL_S = 0.001
 # Totals and gauges that go with a step's tokens may be so old, unless a request has ended: with fast steps, to make
 # them costs as much as to send the tokens. So does asking the system for the loop's wait for a processor.
 STATS_NS = 10_000_000
@@ -94,6 +96,7 @@ class EngineLoop:
     ) -> None:
         self._scheduler = scheduler
         self._kv = kv
+        self._tiers = kv.tiers
         self._executor = executor
         self._channel = channel
         self._depth = in_flight
@@ -140,8 +143,12 @@ class EngineLoop:
             raise
         finally:
             try:
+                if self._tiers is not None:
+                    self._tiers.flush()
                 self._executor.close()  # a device that has failed raises here once more
             finally:
+                if self._tiers is not None:
+                    self._tiers.close()
                 self._gc.stop()
                 self._run_queue.stop()
                 self._channel.close()
@@ -150,6 +157,8 @@ class EngineLoop:
         """One turn: never longer than one step, or one heartbeat when idle."""
         for message in self._channel.receive(self._wait_s()):
             self._obey(message)
+        if self._tiers is not None and self._tiers.busy:
+            self._tiers.advance()
         if self._launch() and self._flying:
             self._harvest()
         self._emit()
@@ -165,7 +174,9 @@ class EngineLoop:
         if early_ns:
             return min(early_ns, max(early_ns // POLL_PART, POLL_NS)) / NS_PER_S
         if not self._has_work:
-            return 0 if self._executor.idle() else HEARTBEAT_S
+            if self._executor.idle():
+                return 0
+            return COPY_POLL_S if self._tiers is not None and self._tiers.busy else HEARTBEAT_S
         if self._stalled and self._scheduler.wake_ns:
             return min(max(self._scheduler.wake_ns - now_ns(), 0) / NS_PER_S, HEARTBEAT_S)
         return 0
@@ -406,6 +417,9 @@ def _last_delta(
         cached_tokens=request.num_cached,
         stamps=_engine_stamps(request),
         preemptions=request.preemptions,
+        cached_host=request.num_cached_host,
+        cached_disk=request.num_cached_disk,
+        miss=request.miss,
     )
 
 

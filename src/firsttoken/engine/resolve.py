@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.model_config import ModelConfig
@@ -17,6 +18,9 @@ from firsttoken.engine.affinity import check_core
 from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.executor.config import ExecutorConfig
+from firsttoken.kvcache.disk import DiskConfig
+from firsttoken.kvcache.eviction import make_policy
+from firsttoken.kvcache.host import available_memory, host_blocks
 from firsttoken.scheduler.budget import Budget
 from firsttoken.scheduler.step_learner import LearningStepTime
 from firsttoken.scheduler.step_prior import ModelCost, rough_step_time
@@ -107,7 +111,27 @@ def resolve(
         in_flight=_positive("in_flight", _given(args.in_flight, policy.in_flight), policy.max_in_flight),
         window=window,
         host=host,
+        host_blocks=_host_blocks(args, kv_format),
+        disk=_disk(args),
+        eviction=args.kv_eviction,
     )
+
+
+def _host_blocks(args: EngineArgs, kv_format: KVFormat) -> int:
+    make_policy(args.kv_eviction)  # raises for one that is not known
+    if args.kv_host_memory and not args.prefix_caching:
+        raise ConfigError("kv_host_memory keeps KV to be found again, which prefix_caching False forbids: drop one")
+    return host_blocks(args.kv_host_memory, kv_format, available_memory())
+
+
+def _disk(args: EngineArgs) -> DiskConfig | None:
+    if args.kv_disk is None:
+        return None
+    if not args.kv_host_memory:
+        raise ConfigError(
+            f"kv_disk {args.kv_disk!r} needs host memory that its files pass through: give kv_host_memory too"
+        )
+    return DiskConfig(folder=Path(args.kv_disk), cap_bytes=args.kv_disk_size)
 
 
 def _budget(args: EngineArgs, policy: DevicePolicy, step_time: StepTime) -> Budget:

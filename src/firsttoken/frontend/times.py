@@ -12,7 +12,7 @@ from firsttoken.transport.messages import RequestDelta
 class RequestTimes:
     """Collects from the deltas of answer 0. Times are ns of the one clock (`core.clock`)."""
 
-    __slots__ = ("_engine", "_sent", "cached_tokens", "preemptions", "timeline", "token_times")
+    __slots__ = ("_engine", "_found", "_sent", "cached_tokens", "preemptions", "timeline", "token_times")
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -21,6 +21,7 @@ class RequestTimes:
         self.token_times: list[int] = []  # when each token arrived
         self._sent = timeline.stamps()
         self._engine: list[tuple[int, int]] = []
+        self._found: RequestDelta | None = None  # what came last, and tells of tiers
 
     def note(self, delta: RequestDelta, ns: int) -> None:
         """Take what ``delta``, which arrived at ``ns``, says besides its tokens.
@@ -33,6 +34,8 @@ class RequestTimes:
             self.timeline.extend(fresh)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         self.preemptions = max(self.preemptions, delta.preemptions)
+        if delta.finish_reason is not None:
+            self._found = delta
         self.token_times += [ns] * len(delta.tokens)
 
     def finish(self, ns: int) -> None:
@@ -44,9 +47,13 @@ class RequestTimes:
 
     def timings(self) -> dict[str, Any]:
         """The account of time so far; see `observability.account.timings`."""
+        found = self._found
         return timings(
             self.timeline,
             cached_tokens=self.cached_tokens,
+            cached_host=found.cached_host if found is not None else 0,
+            cached_disk=found.cached_disk if found is not None else 0,
+            miss=found.miss if found is not None else None,
             preemptions=self.preemptions,
             token_times=self.token_times,
         )

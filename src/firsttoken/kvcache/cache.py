@@ -35,7 +35,10 @@ from firsttoken.kvcache.misses import Missed, MissLog
 from firsttoken.kvcache.pins import QUOTA, Pins
 from firsttoken.kvcache.prefix_index import BlockHash, Match, PrefixIndex, hash_block
 from firsttoken.kvcache.registrar import Registrar, ShardTokens, default_shard_tokens
+from firsttoken.kvcache.shards import CachedShard
 from firsttoken.kvcache.stats import KVStats
+from firsttoken.kvcache.tiers.restore import Restored
+from firsttoken.kvcache.tiers.tiers import Prompt, Tiers
 
 # Salts whose roots are kept.
 _ROOTS = 1024
@@ -76,9 +79,21 @@ class KVCache:
         self._block_hash = block_hash
         self._registrar = Registrar(self.index, self.pool, self._evictor, self.block_tokens, block_hash, shard_tokens)
         self._on_evict = on_evict
+        self._tiers: Tiers | None = None
+        self._borrowed: list[CachedShard] = []
         self._holdings: dict[int, Holding] = {}
         self._evictions = self._evicted_shards = 0
         self._hit_tokens = self._missed_tokens = 0
+
+    def attach(self, tiers: Tiers) -> None:
+        """Have shards spilled to ``tiers`` and restored from there. Before the first request."""
+        self._tiers = tiers
+        self._evictor.on_idle = tiers.idle
+        tiers.attach(self)
+
+    @property
+    def tiers(self) -> Tiers | None:
+        return self._tiers
 
     @property
     def num_blocks(self) -> int:
@@ -212,6 +227,8 @@ class KVCache:
         With ``forget`` (its KV is suspect) no block of its prefix can be found afterwards. Nothing happens for a
         request without blocks.
         """
+        if self._tiers is not None:
+            self._tiers.cancel(request)
         holding = self._holdings.pop(request.request_id, None)
         if holding is None:
             return
@@ -229,6 +246,47 @@ class KVCache:
             self.pool.drop(reversed(shard.blocks), keep=shard.live)
             if shard.live:
                 self._evictor.let_go(shard, now)
+
+    # ------------------------------------------------------------------ tiers below the device
+
+    def prefetch(self, request: Request) -> None:
+        """A request has come and waits: what lies in files begins to be read."""
+        if self._tiers is not None and self.prefix_caching:
+            self._tiers.prefetch(request, self._prompt(request), self.probe(request).match)
+
+    def begin_restore(self, request: Request) -> bool:
+        """After `admit`: True when blocks behind those that were found are being restored. Until `poll_restore` says
+        that they have arrived, the request must not be computed."""
+        if self._tiers is None or not self.prefix_caching:
+            return False
+        holding = self._holdings[request.request_id]
+        return self._tiers.begin(request, self._prompt(request), holding.blocks, holding.registered)
+
+    def poll_restore(self, request: Request) -> Restored | None:
+        """What was restored, once all has arrived: so many tokens behind those that `admit` found count as computed."""
+        assert self._tiers is not None, "nothing is restored without tiers"
+        restored = self._tiers.poll(request)
+        if restored is not None:
+            self._hit_tokens += restored.tokens
+            self._missed_tokens -= restored.tokens
+        return restored
+
+    def borrow(self, tail: CachedShard) -> None:
+        """Keep the blocks of a shard and of all before it, which a tier copies, until `give_back`."""
+        for shard in tail.up():
+            self._evictor.borrow(shard)
+            self.pool.share(shard.blocks)
+        self._borrowed.append(tail)
+
+    def give_back(self, tail: CachedShard) -> None:
+        self._borrowed.remove(tail)
+        now = now_ns()
+        for shard in tail.up():
+            self.pool.drop(reversed(shard.blocks), keep=shard.live)
+            if shard.live:
+                self._evictor.let_go(shard, now)
+
+    # ------------------------------------------------------------------ told and checked
 
     def stats(self) -> KVStats:
         pool, counts = self.pool, self._misses.counts
@@ -253,7 +311,9 @@ class KVCache:
         """Raise `AssertionError` unless every block is free or cached and nobody holds one: true whenever there is no
         request. Takes a microsecond, since the next request may come at once."""
         assert not self._holdings, f"requests {sorted(self._holdings)} have ended and hold KV blocks"
-        assert not self.pool.num_used, f"{self.pool.num_used} KV blocks are in use and nobody holds them"
+        borrowed = {block for tail in self._borrowed for shard in tail.up() for block in shard.blocks}
+        used = self.pool.num_used - len(borrowed)
+        assert not used, f"{used} KV blocks are in use and nobody holds them"
 
     def check(self) -> None:
         """Raise `AssertionError` unless free + cached + in use = total, references equal owners, the index is whole,
@@ -268,6 +328,11 @@ class KVCache:
             assert sum(len(shard.blocks) for shard in chain) == holding.registered, "a prefix ends inside a shard"
             for shard in chain:
                 holders[id(shard)] = holders.get(id(shard), 0) + 1
+        for tail in self._borrowed:
+            for shard in tail.up():
+                holders[id(shard)] = holders.get(id(shard), 0) + 1
+                for block in shard.blocks:
+                    owners[block] = owners.get(block, 0) + 1
         self.pool.check(owners)
         self.index.check()
         shards = list(self.index.shards())
@@ -285,6 +350,10 @@ class KVCache:
         self._pins.check(shards)
 
     # ------------------------------------------------------------------ inside
+
+    def _prompt(self, request: Request) -> Prompt:
+        limit = (len(request.tokens) - 1) // self.block_tokens
+        return Prompt(self._root(request.salt), request.tokens.tobytes(), limit)
 
     def _tokens_of(self, request: Request, first: int, end: int) -> bytes:
         """The tokens of the request's blocks from ``first`` to before ``end``."""
@@ -311,6 +380,8 @@ class KVCache:
         shard = self._evictor.victim(now)
         if self._on_evict is not None:
             self._on_evict(shard)
+        if self._tiers is not None:
+            self._tiers.evicting(shard)
         self._misses.evicted(shard, by, now)
         blocks = shard.blocks
         self._evictor.evict(shard, now)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from firsttoken.core.request import Request
 from firsttoken.core.service import ServiceClass
 from firsttoken.kvcache.eviction.interface import EvictionPolicy
 from firsttoken.kvcache.pins import Pins
 from firsttoken.kvcache.prefix_index import PrefixIndex
 from firsttoken.kvcache.shards import CachedShard
 
+OnIdle = Callable[[CachedShard], None]
+"""Is told of a shard that may be evicted from now on."""
 OnEvict = Callable[[CachedShard], None]
 """Is told of a shard before its blocks become free, for a lower tier to copy them: what it needs is ``key``,
 ``parent_key``, ``start``, ``data`` and ``blocks``. A copy reads them in plan order, before any later step writes."""
+
+
+class User(Protocol):
+    """Whoever uses a shard: what a request says of itself."""
+
+    @property
+    def service(self) -> int: ...
+
+    @property
+    def keep_until_ns(self) -> int: ...
 
 
 class Evictor:
@@ -30,20 +42,22 @@ class Evictor:
         self._index = index
         self._policy = policy
         self.pins = pins
+        self._offered = 0
+        self.on_idle: OnIdle | None = None
 
-    def made(self, shard: CachedShard, request: Request, now_ns: int) -> None:
+    def made(self, shard: CachedShard, request: User, now_ns: int) -> None:
         """A request has made it, holds it, and may let it grow: the policy is told once its key is settled."""
         shard.holders = 1
         shard.uses = 1
         shard.used_ns = now_ns
         shard.service = ServiceClass(request.service)
 
-    def settle(self, shard: CachedShard, request: Request, now_ns: int) -> None:
+    def settle(self, shard: CachedShard, request: User, now_ns: int) -> None:
         """It does not grow any more."""
         self._tell(shard, now_ns)
         self._keep(shard, request, now_ns)
 
-    def hold(self, shard: CachedShard, request: Request, now_ns: int) -> None:
+    def hold(self, shard: CachedShard, request: User, now_ns: int) -> None:
         """Another request uses it, and holds it from now on."""
         self._tell(shard, now_ns)
         self._withdraw(shard)
@@ -53,6 +67,11 @@ class Evictor:
         shard.service = min(shard.service, ServiceClass(request.service))
         self._policy.used(shard, ServiceClass(request.service), now_ns)
         self._keep(shard, request, now_ns)
+
+    def borrow(self, shard: CachedShard) -> None:
+        """Hold it without using it, for a copy of it to be made."""
+        self._withdraw(shard)
+        shard.holders += 1
 
     def let_go(self, shard: CachedShard, now_ns: int) -> None:
         """A request holds it no more, nor any that continues it. What it leaves idle is put together with what alone
@@ -72,6 +91,10 @@ class Evictor:
         if was_offered:
             self._offer(shard, now_ns)
         return front
+
+    def next_victim(self, now_ns: int) -> CachedShard | None:
+        """The shard that the policy lets go, None when none is offered."""
+        return self.victim(now_ns) if self._offered else None
 
     def victim(self, now_ns: int) -> CachedShard:
         """The shard that the policy lets go. Raises `RuntimeError` when it names none, or one that was not offered."""
@@ -105,7 +128,7 @@ class Evictor:
             shard.told = True
             self._policy.used(shard, shard.service, now_ns)
 
-    def _keep(self, shard: CachedShard, request: Request, now_ns: int) -> None:
+    def _keep(self, shard: CachedShard, request: User, now_ns: int) -> None:
         if request.keep_until_ns:
             self.pins.keep(shard, request.keep_until_ns, now_ns)
 
@@ -134,15 +157,20 @@ class Evictor:
     def _offer(self, shard: CachedShard, now_ns: int) -> None:
         self._tell(shard, now_ns)
         shard.offered = True
+        self._offered += 1
         self._policy.offer(shard, now_ns)
+        if self.on_idle is not None:
+            self.on_idle(shard)
 
     def _withdraw(self, shard: CachedShard) -> None:
         if shard.offered:
             shard.offered = False
+            self._offered -= 1
             self._policy.withdraw(shard)
 
     def _left(self, shard: CachedShard, now_ns: int, *, evicted: bool) -> None:
         self.pins.left(shard)
         if shard.told:
             self._policy.left(shard, now_ns, evicted=evicted)
+        self._offered -= shard.offered
         shard.offered = False

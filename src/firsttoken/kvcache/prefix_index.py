@@ -121,19 +121,18 @@ class PrefixIndex:
         self,
         root: bytes,
         above: CachedShard | None,
-        shard_blocks: int,
+        end: int,
         blocks: list[int],
         hashes: list[bytes],
         data: bytes,
     ) -> CachedShard:
         """A new shard that continues ``above`` (None: the first of its chain), which must be live and have no child
-        that begins alike. It may grow to the next multiple of ``shard_blocks`` blocks."""
+        that begins alike. It may grow to the chain's block ``end``."""
         if above is None:
             above = self._roots.get(root)
             if above is None:
                 above = self._roots[root] = CachedShard(None, root, self._block_tokens, 0, 0)
-        begin = above.next_block
-        shard = CachedShard(above, root, self._block_tokens, begin, begin - begin % shard_blocks + shard_blocks)
+        shard = CachedShard(above, root, self._block_tokens, above.next_block, end)
         self.grow(shard, blocks, hashes, data)
         first = data[: self._size]
         assert first not in above.children, "two children begin alike"

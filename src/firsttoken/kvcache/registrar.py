@@ -75,7 +75,8 @@ class Registrar:
         if tail is not None and grows:
             self._index.grow(tail, blocks, hashes, data)
         else:
-            holding.tail = self._index.add(holding.root, tail, shard_blocks, blocks, hashes, data)
+            end = first - first % shard_blocks + shard_blocks
+            holding.tail = self._index.add(holding.root, tail, end, blocks, hashes, data)
             self._evictor.made(holding.tail, request, now)
         holding.registered += count
         return count

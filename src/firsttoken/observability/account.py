@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
+from firsttoken.core.cache_miss import Miss
 from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.observability.percentiles import percentiles
@@ -21,6 +24,7 @@ STAGES = (
     "tokenize_ms",
     "transport_ms",
     "queue_ms",
+    "kv_ms",
     "prefill_ms",
     "decode_ms",
     "detokenize_ms",
@@ -37,6 +41,7 @@ _OWNER = {
     Mark.TEMPLATED: "tokenize_ms",
     Mark.TOKENIZED: _TO_ENGINE,
     Mark.ARRIVED: "queue_ms",
+    Mark.RESTORING: "kv_ms",
     Mark.SCHEDULED: "prefill_ms",
     Mark.FIRST_TOKEN: "decode_ms",
     Mark.PREEMPTED: "queue_ms",
@@ -53,10 +58,11 @@ _FOLLOWS = {
     Mark.PARSED: {Mark.TEMPLATED},
     Mark.TEMPLATED: {Mark.TOKENIZED},
     Mark.TOKENIZED: {Mark.ARRIVED},
-    Mark.ARRIVED: {Mark.SCHEDULED, Mark.FINISHED},
+    Mark.ARRIVED: {Mark.RESTORING, Mark.SCHEDULED, Mark.FINISHED},
+    Mark.RESTORING: {Mark.SCHEDULED, Mark.PREEMPTED, Mark.FINISHED},
     Mark.SCHEDULED: {Mark.FIRST_TOKEN, Mark.PREEMPTED, Mark.FINISHED},
     Mark.FIRST_TOKEN: {Mark.PREEMPTED, Mark.FINISHED},
-    Mark.PREEMPTED: {Mark.SCHEDULED, Mark.FIRST_TOKEN, Mark.FINISHED},
+    Mark.PREEMPTED: {Mark.RESTORING, Mark.SCHEDULED, Mark.FIRST_TOKEN, Mark.FINISHED},
     Mark.FINISHED: {Mark.DELIVERED},
     Mark.DELIVERED: {Mark.DETOKENIZED},
     Mark.DETOKENIZED: {Mark.WRITTEN},
@@ -68,6 +74,9 @@ def timings(
     timeline: Timeline,
     *,
     cached_tokens: int = 0,
+    cached_host: int = 0,
+    cached_disk: int = 0,
+    miss: Miss | None = None,
     preemptions: int = 0,
     token_times: Sequence[int] = (),
     end_ns: int | None = None,
@@ -79,7 +88,8 @@ def timings(
     the end yet: the time from that stamp on belongs to the state it began.
 
     The stages of `STAGES` sum to ``total_ms`` (exactly, in ns) and none is negative; a stage that was not passed is 0.
-    ``transport`` splits ``transport_ms`` into the way to the engine and the way back.
+    Of ``cached_tokens`` those of ``cached_host`` and ``cached_disk`` came from lower tiers; ``miss`` says why no more
+    were found. ``transport`` splits ``transport_ms`` into the way to the engine and the way back.
     """
     parts, total = _walk(timeline, end_ns)
     ways = {name: _ms(parts.get(name, 0)) for name in (_TO_ENGINE, _FROM_ENGINE)}
@@ -87,7 +97,9 @@ def timings(
     account: dict[str, Any] = {stage: _ms(parts.get(stage, 0)) for stage in STAGES}
     account["total_ms"] = _ms(total)
     account["transport"] = ways
-    account["cached_tokens"] = {"device": cached_tokens}
+    device = cached_tokens - cached_host - cached_disk
+    account["cached_tokens"] = {"device": device, "host": cached_host, "disk": cached_disk}
+    account["miss"] = msgspec.to_builtins(miss) if miss is not None else None
     account["preemptions"] = preemptions
     gaps = [_ms(after - before) for before, after in pairwise(token_times)]
     account["itl_ms"] = percentiles(gaps)

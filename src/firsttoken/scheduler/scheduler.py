@@ -32,6 +32,7 @@ from firsttoken.scheduler.limits import refusal
 from firsttoken.scheduler.preemption import Preemption
 from firsttoken.scheduler.queue import Ticket, WaitingQueue
 from firsttoken.scheduler.reservation import KVReservation
+from firsttoken.scheduler.restoring import Restoring
 from firsttoken.scheduler.running import RunningSet
 from firsttoken.scheduler.shares import ClassFloors, PrefillShares, PromptOrder
 from firsttoken.scheduler.starting import Starting, Turn, leaders_of
@@ -45,6 +46,8 @@ _DECODES, _FINISHED = int(Mark.FIRST_TOKEN), Status.FINISHED
 AGED_PART = 8
 # Steps aim at this share of the promised gap: predictions are off by some percent, and 99 % of the gaps are promised.
 GAP_SHARE = 0.9
+# How often it is asked whether KV that is being restored has arrived, where nothing else is computed meanwhile.
+RESTORE_POLL_NS = 200_000
 # Prompt tokens on rows that weigh as much as a waiting request.
 CROWD_TOKENS = 2048
 _ORDER = PromptOrder()
@@ -80,8 +83,17 @@ class Scheduler:
         self._queue = WaitingQueue(targets, max(1, config.max_num_seqs // AGED_PART), order.patience)
         self._reservation = KVReservation(kv, config.max_num_seqs)
         self._preemption = Preemption(kv, self._queue, self._running, self._reservation, self.counters)
+        self._restoring = Restoring(kv, self.counters)
         self._starting = Starting(
-            config, targets, kv, self._queue, self._running, self._preemption, self._reservation, self.counters
+            config,
+            targets,
+            kv,
+            self._queue,
+            self._running,
+            self._preemption,
+            self._reservation,
+            self.counters,
+            self._restoring,
         )
         self._expired: list[Request] = []
         self._filled: list[Request] = []  # with blocks that the last plan fills
@@ -107,7 +119,10 @@ class Scheduler:
 
     @property
     def wake_ns(self) -> int:
-        """When the requests may start that the batch window holds back; 0 while it holds back none."""
+        """When to plan again though nothing has happened: for requests whose KV is being restored, or that the batch
+        window holds back. 0 without any."""
+        if self._restoring.waits:
+            return now_ns() + RESTORE_POLL_NS
         return 0 if self._hold is None else self._hold.wake_ns
 
     def get(self, request_id: int) -> Request | None:
@@ -133,6 +148,7 @@ class Scheduler:
             self._hold.arrived(request, queue_was_empty=not self._queue)
         self._queue.push(ticket)
         self._next_arrival += 1
+        self.kv.prefetch(request)
 
     def abort(self, request_id: int) -> Request | None:
         """End a request at once and free all that it holds; None when it is not live. Its results in flight will be
@@ -166,6 +182,8 @@ class Scheduler:
         if self._queue:
             self._expire(now)
             self._queue.age(now, self._running.best_class)
+        if self._restoring:
+            self._restoring.settle()
         step = self._compose(now, decode=not self.order.decodes_wait)
         if not step and self.order.decodes_wait:
             step = self._compose(now, decode=True)
@@ -193,6 +211,8 @@ class Scheduler:
     def _compose(self, now: int, *, decode: bool) -> StepBuilder:
         """A step's rows; of decode rows only with ``decode``."""
         decodes, prefills = self._running.wanting()
+        if self._restoring:
+            decodes, prefills = self._restoring.sift(decodes, prefills)
         if not decode:
             decodes = []
         lacking = self._preemption.lacking(decodes)
@@ -216,7 +236,7 @@ class Scheduler:
                     now_ns=now,
                     owed=lacking,
                     below=below,
-                    leaders=leaders_of(prefills, self.kv),
+                    leaders=leaders_of(prefills + self._restoring.tickets, self.kv),
                 )
                 self._starting.start_waiting(turn)
                 if turn.victims:
@@ -229,6 +249,8 @@ class Scheduler:
             for request, count in shares.settle():
                 step.prefill(request, count)
             step.full = not shares.left
+        if self._restoring:
+            self._restoring.tell(step)
         return step
 
     def _is_held(self, now: int, decodes: list[Request], prefills: list[Ticket]) -> bool:

@@ -31,6 +31,7 @@ from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.preemption import Preemption
 from firsttoken.scheduler.queue import Ticket, WaitingQueue
 from firsttoken.scheduler.reservation import KVReservation
+from firsttoken.scheduler.restoring import Restoring
 from firsttoken.scheduler.running import RunningSet
 from firsttoken.scheduler.shares import PrefillShares
 from firsttoken.scheduler.step import Counters, StepBuilder
@@ -75,7 +76,9 @@ class Starting:
         preemption: Preemption,
         reservation: KVReservation,
         counters: Counters,
+        restoring: Restoring,
     ) -> None:
+        self._restoring = restoring
         self._config = config
         self._kv = kv
         self._queue = queue
@@ -207,14 +210,15 @@ class Starting:
         self._running.start(ticket)
         self._reservation.started(request)
         request.num_computed = admission.cached_tokens
-        request.timeline.stamp(Mark.SCHEDULED)
         if not request.first_scheduled:
             request.first_scheduled = True
             request.num_cached = admission.cached_tokens
             self._counters.prompt_tokens += request.num_prompt
             self._counters.cached_prompt_tokens += admission.cached_tokens
-        turn.step.start(request, admission.blocks)
-        turn.shares.enter(ticket)
+        if not self._restoring.begin(ticket):
+            request.timeline.stamp(Mark.SCHEDULED)
+            turn.step.start(request, admission.blocks)
+            turn.shares.enter(ticket)
         if probe.next_hash is not None:
             turn.leaders.setdefault(probe.next_hash, ticket.service)
 

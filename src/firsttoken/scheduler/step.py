@@ -93,10 +93,15 @@ class StepBuilder:
         request.num_computed += count
         request.num_pending += sample
 
+    @property
+    def requests(self) -> list[Request]:
+        """Of its rows, in their order."""
+        return self._single_requests + self._chunk_requests
+
     def build(self, step_id: int, retire: list[int]) -> PlannedStep:
         """Rows with one sampled token first, as `StepPlan` promises."""
         plan = StepPlan(step_id, self._single + self._chunks, self.starts, self.blocks, retire)
-        return PlannedStep(plan, self._single_requests + self._chunk_requests, self.full)
+        return PlannedStep(plan, self.requests, self.full)
 
     def __bool__(self) -> bool:
         return bool(self._single or self._chunks)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from firsttoken.core.cache_miss import Miss
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest
 
@@ -112,6 +113,8 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     ``finish_reason``: "stop" (an end token), "length", "abort" or "error" (then ``error`` says why, and ``code``, where
     there is one, is a stable word for it).
     ``stop_reason``: the token id that ended it, when it was one of the caller's ``stop_token_ids``.
+    ``cached_tokens`` of the prompt were found, ``cached_host`` and ``cached_disk`` of them in lower tiers than the
+    device; ``miss`` says why no more were.
     """
 
     id: int
@@ -124,6 +127,9 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     stamps: list[tuple[int, int]] = []
     preemptions: int = 0
+    cached_host: int = 0
+    cached_disk: int = 0
+    miss: Miss | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

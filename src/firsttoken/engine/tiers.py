@@ -1,0 +1,49 @@
+"""Puts the tiers below the device together."""
+
+from __future__ import annotations
+
+from firsttoken.core.identity import Identity
+from firsttoken.engine.config import EngineConfig
+from firsttoken.executor.interface import Executor
+from firsttoken.kvcache import KVCache
+from firsttoken.kvcache.disk import DiskStore
+from firsttoken.kvcache.eviction import EvictionConfig, make_policy
+from firsttoken.kvcache.host import HostMemory, HostPool
+from firsttoken.kvcache.tiers import RecomputeCost, Tiers
+from firsttoken.scheduler.step_time import StepLoad, StepTime, chunk_pairs
+
+
+def attach_tiers(config: EngineConfig, fingerprint: str, executor: Executor, kv: KVCache) -> None:
+    """Give the cache the tiers that ``config`` asks for. Raises `ConfigError` for a folder that cannot be used."""
+    if not config.host_blocks:
+        return
+    kv_format = config.executor.kv_format
+    disk = None
+    if config.disk is not None:
+        identity = Identity(model=fingerprint, kv_format=kv_format.key)
+        lowest = EvictionConfig(keep_last_class=True)
+        disk = DiskStore(config.disk, identity, make_policy(config.eviction, lowest))
+    memory = HostMemory(config.host_blocks, kv_format.bytes_per_block)
+    tiers = Tiers(
+        HostPool(memory),
+        executor.copies(memory),
+        recompute_cost(config.step_time, config.budget.most),
+        block_tokens=kv_format.block_tokens,
+        policy=make_policy(config.eviction),
+        disk=disk,
+    )
+    kv.attach(tiers)
+
+
+def recompute_cost(step_time: StepTime, most: int) -> RecomputeCost:
+    """In steps of ``most`` tokens."""
+
+    def seconds(start: int, end: int) -> float:
+        ms, at = 0.0, start
+        while at < end:
+            count = min(most, end - at)
+            ms += step_time.ms(StepLoad(0, 0, count, chunk_pairs(at, count), at + count))
+            at += count
+        return ms / 1e3
+
+    return seconds

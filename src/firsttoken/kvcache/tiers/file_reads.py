@@ -1,0 +1,132 @@
+"""Files that are read for requests: which continue a prompt, whether they are worth it, and into which blocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from firsttoken.core.clock import now_ns
+from firsttoken.core.service import ServiceClass
+from firsttoken.kvcache.copy import CopyEngine
+from firsttoken.kvcache.disk import DiskStore, ShardMeta
+from firsttoken.kvcache.prefix_index import BlockHash
+from firsttoken.kvcache.shards import TOKEN_BYTES
+from firsttoken.kvcache.tiers.cost import WORTH, RecomputeCost
+from firsttoken.kvcache.tiers.host_tier import HostTier
+from firsttoken.kvcache.tiers.restore import Load
+from firsttoken.kvcache.tiers.stats import TierStats
+
+# A file's shard ends within so many blocks, mostly at a multiple of as many as shards have by default.
+LONGEST, USUAL = 32, 16
+# What files are read into beside the host tier's own shards: at most this part of its blocks.
+STAGING_PART = 0.5
+# Before anything was read, disks are thought to give so much, after so long.
+PRIOR_GB_S, PRIOR_MS = 1.0, 1.0
+
+
+class FileReads:
+    """All calls from the engine's thread; the reading is done by the disk's own."""
+
+    def __init__(
+        self,
+        disk: DiskStore,
+        host: HostTier,
+        copies: CopyEngine,
+        recompute: RecomputeCost,
+        *,
+        block_tokens: int,
+        block_hash: BlockHash,
+        stats: TierStats,
+    ) -> None:
+        self._disk = disk
+        self._host = host
+        self._copies = copies
+        self._recompute = recompute
+        self._block_tokens = block_tokens
+        self._block_hash = block_hash
+        self._stats = stats
+        self._most_staged = int(STAGING_PART * host.pool.memory.capacity)
+        self.staged = 0
+        self._unwanted: list[Load] = []
+
+    def begin(self, data: bytes, found: int, limit: int, parent: bytes, service: ServiceClass) -> deque[Load]:
+        """Read what continues the first ``found`` blocks of a prompt (token bytes ``data``), which end with the hash
+        ``parent``, up to ``limit`` blocks, if that is sooner than to compute it."""
+        loads: deque[Load] = deque()
+        metas = self._files(data, found, limit, parent)
+        if not metas or not self._is_worth(metas):
+            return loads
+        for meta in metas:
+            count = meta.num_tokens // self._block_tokens
+            if self.staged + count > self._most_staged:
+                break
+            blocks = self._host.take(count, now_ns())
+            if blocks is None:
+                break
+            self.staged += count
+            handle = self._disk.get(meta, self._host.views(blocks), service)
+            loads.append(Load(meta.start // self._block_tokens, blocks, handle))
+        return loads
+
+    def drop(self, loads: Iterable[Load]) -> None:
+        """Nobody wants them any more; their blocks come free when they have been read."""
+        self._unwanted.extend(loads)
+
+    def done_with(self, blocks: list[int]) -> None:
+        """What was read has been copied."""
+        self.staged -= len(blocks)
+        self._host.give(blocks)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._unwanted)
+
+    def advance(self) -> None:
+        for load in self._unwanted:
+            if load.handle.done():
+                self.done_with(load.blocks)
+        self._unwanted = [load for load in self._unwanted if not load.handle.done()]
+
+    # ------------------------------------------------------------------ inside
+
+    def _files(self, data: bytes, at: int, limit: int, parent: bytes) -> list[ShardMeta]:
+        """The stored shards that lie one behind the other from block ``at`` on."""
+        found: list[ShardMeta] = []
+        size = self._block_tokens * TOKEN_BYTES
+        while at < limit:
+            hashes: list[bytes] = []
+            usual = min(USUAL - at % USUAL, limit - at)
+            end = self._ends_at(data, at, [usual], parent, hashes)
+            end = end or self._ends_at(data, at, range(min(LONGEST, limit - at), 0, -1), parent, hashes)
+            if not end:
+                break
+            key = hashes[end - 1]
+            tokens = data[at * size : (at + end) * size]
+            found.append(ShardMeta(key=key, parent=parent, start=at * self._block_tokens, tokens=tokens))
+            at, parent = at + end, key
+        return found
+
+    def _ends_at(self, data: bytes, at: int, counts: Iterable[int], parent: bytes, hashes: list[bytes]) -> int:
+        """The first of ``counts`` of which a shard has so many blocks from ``at`` on, else 0. ``hashes`` are those of
+        the blocks, made as they are needed."""
+        size = self._block_tokens * TOKEN_BYTES
+        for count in counts:
+            while len(hashes) < count:
+                begin = (at + len(hashes)) * size
+                hashes.append(self._block_hash(hashes[-1] if hashes else parent, data[begin : begin + size]))
+            if self._disk.span(hashes[count - 1]) == (at * self._block_tokens, count * self._block_tokens):
+                return count
+        return 0
+
+    def _is_worth(self, metas: list[ShardMeta]) -> bool:
+        start = metas[0].start
+        tokens = sum(meta.num_tokens for meta in metas)
+        blocks = tokens // self._block_tokens
+        stats = self._disk.stats()
+        nbytes = blocks * self._copies.block_bytes + stats.pending_read_bytes
+        read_s = (stats.first_byte_ms or PRIOR_MS) / 1e3 + nbytes / 1e9 / (stats.read_gb_s or PRIOR_GB_S)
+        restore_s = read_s + self._copies.seconds("host", "device", blocks)
+        if restore_s < WORTH * self._recompute(start, start + tokens):
+            return True
+        self._stats.declined_tokens += tokens
+        return False

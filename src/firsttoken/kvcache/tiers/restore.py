@@ -1,0 +1,89 @@
+"""From host memory and disk to the device, for one request: which blocks, and how far it has come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from firsttoken.kvcache.copy import CopyEngine, CopyHandle
+from firsttoken.kvcache.disk import DiskHandle
+from firsttoken.kvcache.tiers.host_tier import HostTier, Lease
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """Tokens that came from host memory and, behind those, from disk."""
+
+    host: int
+    disk: int
+
+    @property
+    def tokens(self) -> int:
+        return self.host + self.disk
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Host blocks that are filled from a file, for the chain's blocks from ``first`` on."""
+
+    first: int
+    blocks: list[int]
+    handle: DiskHandle
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.blocks)
+
+
+@dataclass(slots=True, eq=False)
+class Restore:
+    """The chain's blocks from ``first`` to before ``end`` are wanted on the device, in ``targets``: up to
+    ``host_end`` from the blocks of ``lease``, and from there on from ``loads``, one after the other."""
+
+    first: int
+    host_end: int
+    targets: list[int]
+    lease: Lease | None
+    loads: deque[Load]
+    began_ns: int
+    copied: int = 0  # blocks whose copies were submitted
+    failed: bool = False
+    staged: list[int] = field(default_factory=list)  # host blocks of files that have been read
+    copies: list[CopyHandle] = field(default_factory=list)
+
+    def advance(self, host: HostTier, engine: CopyEngine, after: Sequence[CopyHandle] = ()) -> bool:
+        """Submit what can be copied, ``after`` what reads its targets yet. True when all that will come has arrived."""
+        if not self.copied and self.host_end > self.first:
+            assert self.lease is not None
+            sources = self.lease.blocks(self.first, self.host_end)
+            self._copy(engine, sources, [*after, *host.copies_to(sources)])
+        while self.loads and self.loads[0].handle.done():
+            load = self.loads.popleft()
+            self.staged += load.blocks
+            self.failed = self.failed or not load.handle.ok
+            if not self.failed:
+                self._copy(engine, load.blocks, after)
+        while self.copies and self.copies[0].done():
+            self.copies.pop(0).wait()  # raises what went wrong
+        return not self.loads and not self.copies
+
+    def restored(self, block_tokens: int) -> Restored:
+        """What has arrived, once `advance` has said so."""
+        host = self.host_end - self.first
+        return Restored(host * block_tokens, (self.copied - host) * block_tokens)
+
+    def cancel(self) -> None:
+        """Its device blocks are somebody else's from now on: what is computed next waits for what is under way."""
+        for copy in self.copies:
+            copy.gate_compute()
+        self.failed = True
+
+    def _copy(self, engine: CopyEngine, sources: Sequence[int], after: Sequence[CopyHandle]) -> None:
+        targets = self.targets[self.copied : self.copied + len(sources)]
+        pairs = list(zip(sources, targets, strict=True))
+        for begin in range(0, len(pairs), engine.max_blocks):
+            part = pairs[begin : begin + engine.max_blocks]
+            self.copies.append(engine.submit("host", "device", part, after=after))
+        self.copied += len(pairs)

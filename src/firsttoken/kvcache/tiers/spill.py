@@ -1,0 +1,169 @@
+"""From the device to host memory, and on to disk: copies of shards that nobody uses, made before room is needed.
+
+A shard is queued when it becomes idle, with all before it in its chain, since a tier finds a prefix from its start.
+While it is copied its blocks are borrowed, so that nobody can evict them; once it has arrived, evicting it costs
+nothing. A shard that must go before its turn is copied at once where little else is being copied, and what is computed
+next waits for that; else it is lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from firsttoken.core.clock import now_ns
+from firsttoken.core.service import ServiceClass
+from firsttoken.kvcache.copy import CopyEngine, CopyHandle
+from firsttoken.kvcache.disk import DiskHandle, DiskStore, ShardMeta
+from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
+from firsttoken.kvcache.tiers.host_tier import HostTier, Lease, Use
+from firsttoken.kvcache.tiers.stats import TierStats
+
+# So much is copied at a time: the link stays busy, and a restore waits for little.
+MOST_FLYING_BYTES = 64 << 20
+# An idle chain is forgotten when so many others wait: they will be idle again, or were never worth it.
+MOST_QUEUED = 4096
+
+
+class DeviceShards(Protocol):
+    """The cache that shards come from."""
+
+    def borrow(self, tail: CachedShard) -> None:
+        """Keep the blocks of a shard and of all before it until `give_back`."""
+
+    def give_back(self, tail: CachedShard) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Spill:
+    """One shard on its way: ``blocks`` of the host are filled with ``meta``; ``borrowed`` until then."""
+
+    copy: CopyHandle
+    lease: Lease
+    blocks: list[int]
+    meta: ShardMeta
+    use: Use
+    borrowed: CachedShard | None
+
+
+class Spilling:
+    """All calls from the engine's thread."""
+
+    def __init__(
+        self, device: DeviceShards, host: HostTier, copies: CopyEngine, disk: DiskStore | None, stats: TierStats
+    ) -> None:
+        self._device = device
+        self._host = host
+        self._copies = copies
+        self._disk = disk
+        self._stats = stats
+        self._queue: deque[CachedShard] = deque(maxlen=MOST_QUEUED)
+        self._queued: set[int] = set()
+        self._flying: deque[_Spill] = deque()
+        self._writing: deque[tuple[DiskHandle, Lease]] = deque()
+        self._most_flying = max(1, MOST_FLYING_BYTES // copies.block_bytes)
+
+    @property
+    def busy(self) -> bool:
+        """True while `advance` should be called soon."""
+        return bool(self._queue or self._flying)
+
+    @property
+    def writing(self) -> bool:
+        return bool(self._writing)
+
+    def idle(self, shard: CachedShard) -> None:
+        """Nobody uses it now. Its turn comes when others have had theirs."""
+        if id(shard) in self._queued:
+            return
+        if len(self._queue) == MOST_QUEUED:
+            self._queued.discard(id(self._queue[0]))
+        self._queue.append(shard)
+        self._queued.add(id(shard))
+
+    def evicting(self, shard: CachedShard) -> None:
+        """Its blocks will be free when this returns."""
+        if id(shard) not in self._queued:
+            return
+        _, root, data = _chain(shard)
+        have = self._host.find(root, data, shard.next_block)
+        if have.num_blocks == shard.next_block:
+            return
+        flying = sum(len(spill.blocks) for spill in self._flying)
+        room = flying + len(shard.blocks) <= min(self._most_flying, self._copies.max_blocks)
+        if have.num_blocks < shard.begin or not room or not self._copy(shard, root, data, borrow=False):
+            self._stats.unspilled_shards += 1
+            return
+        self._flying[-1].copy.gate_compute()
+
+    def reading(self) -> list[CopyHandle]:
+        """Copies of blocks that were not borrowed: compute waits for them, and what else is copied there must too."""
+        return [spill.copy for spill in self._flying if spill.borrowed is None]
+
+    def advance(self) -> None:
+        """Take in what has arrived, and start what is next."""
+        while self._flying and self._flying[0].copy.done():
+            self._arrived(self._flying.popleft())
+        while self._writing and self._writing[0][0].done():
+            self._host.release(self._writing.popleft()[1], now_ns())
+        while self._queue and sum(len(spill.blocks) for spill in self._flying) < self._most_flying:
+            shard = self._queue[0]
+            if not shard.live or self._next_of(shard):
+                self._queue.popleft()
+                self._queued.discard(id(shard))
+
+    # ------------------------------------------------------------------ inside
+
+    def _next_of(self, tail: CachedShard) -> bool:
+        """Copy the next part of a chain that is not in host memory yet. True when there is no more of it."""
+        chain, root, data = _chain(tail)
+        have = self._host.find(root, data, tail.next_block).num_blocks
+        if have == tail.next_block:
+            return True
+        shard = next(shard for shard in chain if shard.next_block > have)
+        if not self._copy(shard, root, data, borrow=True):
+            self._stats.full_shards += 1
+            return True
+        return False
+
+    def _copy(self, shard: CachedShard, root: bytes, data: bytes, *, borrow: bool) -> bool:
+        """Copy what host memory lacks of a shard, all before which it has. False when there is no room."""
+        now, size = now_ns(), len(shard.data) // len(shard.blocks)
+        match = self._host.find(root, data, shard.next_block)
+        first = match.num_blocks - shard.begin
+        end = min(first + self._copies.max_blocks, len(shard.blocks))
+        use = Use(shard.service)
+        parent = match.end_hash or root
+        part = shard.data[first * size : end * size]
+        lease = self._host.extend(match, root, shard.end, shard.hashes[first:end], part, use, now)
+        if lease is None:
+            return False
+        blocks = lease.tail.blocks
+        if borrow:
+            self._device.borrow(shard)
+        copy = self._copies.submit("device", "host", list(zip(shard.blocks[first:end], blocks, strict=True)))
+        self._host.arriving(blocks, copy)
+        start = (shard.begin + first) * size // TOKEN_BYTES
+        meta = ShardMeta(key=lease.tail.key, parent=parent, start=start, tokens=part)
+        self._flying.append(_Spill(copy, lease, list(blocks), meta, use, shard if borrow else None))
+        self._stats.spilled_blocks += len(blocks)
+        return True
+
+    def _arrived(self, spill: _Spill) -> None:
+        spill.copy.wait()  # raises what went wrong
+        self._host.arrived(spill.blocks)
+        if spill.borrowed is not None:
+            self._device.give_back(spill.borrowed)
+        if self._disk is None:
+            self._host.release(spill.lease, now_ns())
+            return
+        handle = self._disk.put(spill.meta, self._host.views(spill.blocks), ServiceClass(spill.use.service))
+        self._writing.append((handle, spill.lease))
+
+
+def _chain(tail: CachedShard) -> tuple[list[CachedShard], bytes, bytes]:
+    """The shards up to ``tail``, the first one first; the root that they begin at, and their tokens."""
+    chain = list(tail.up())
+    chain.reverse()
+    return chain, chain[0].parent_key, b"".join([shard.data for shard in chain])

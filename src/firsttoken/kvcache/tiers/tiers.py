@@ -1,0 +1,239 @@
+"""The tiers below the device, as the cache sees them.
+
+A request that starts may have blocks whose KV lies in host memory or in files. `begin` says whether to restore them is
+sooner than to compute them; the request then holds its slot and its blocks, and is in no step until `poll` says that
+all has arrived. Files are read from the moment that the request comes (`prefetch`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from time import sleep
+
+import msgspec
+
+from firsttoken.core.clock import NS_PER_S, now_ns
+from firsttoken.core.request import Request
+from firsttoken.core.service import ServiceClass
+from firsttoken.kvcache.copy import CopyEngine
+from firsttoken.kvcache.disk import DiskStore
+from firsttoken.kvcache.eviction.interface import EvictionPolicy
+from firsttoken.kvcache.host import HostPool
+from firsttoken.kvcache.prefix_index import BlockHash, Match, hash_block
+from firsttoken.kvcache.shards import CachedShard
+from firsttoken.kvcache.tiers.cost import WORTH, RecomputeCost
+from firsttoken.kvcache.tiers.file_reads import FileReads
+from firsttoken.kvcache.tiers.host_tier import HostTier, Use
+from firsttoken.kvcache.tiers.restore import Load, Restore, Restored
+from firsttoken.kvcache.tiers.spill import DeviceShards, Spilling
+from firsttoken.kvcache.tiers.stats import TierStats
+
+# How long an engine that ends goes on writing, and how often it looks meanwhile.
+FLUSH_S, FLUSH_POLL_S = 10.0, 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a request asks for: the bytes of its tokens, of which ``limit`` full blocks may be found, and ``root``,
+    where its chain begins."""
+
+    root: bytes
+    data: bytes
+    limit: int
+
+
+class Tiers:
+    """``recompute`` tells what computing would take instead. All calls from the engine's thread; none waits."""
+
+    def __init__(
+        self,
+        pool: HostPool,
+        copies: CopyEngine,
+        recompute: RecomputeCost,
+        *,
+        block_tokens: int,
+        policy: EvictionPolicy,
+        disk: DiskStore | None = None,
+        block_hash: BlockHash = hash_block,
+    ) -> None:
+        self.host = HostTier(pool, block_tokens, copies.block_bytes, policy)
+        self.disk = disk
+        self._copies = copies
+        self._recompute = recompute
+        self._block_tokens = block_tokens
+        self._stats = TierStats()
+        self._files: FileReads | None = None
+        if disk is not None:
+            self._files = FileReads(
+                disk,
+                self.host,
+                copies,
+                recompute,
+                block_tokens=block_tokens,
+                block_hash=block_hash,
+                stats=self._stats,
+            )
+        self._spilling: Spilling | None = None
+        self._prefetched: dict[int, deque[Load]] = {}
+        self._restores: dict[int, Restore] = {}
+        self._leaving: list[Restore] = []  # cancelled, with copies or reads under way
+
+    def attach(self, device: DeviceShards) -> None:
+        """Say whose shards are spilled. Before anything else."""
+        self._spilling = Spilling(device, self.host, self._copies, self.disk, self._stats)
+
+    @property
+    def busy(self) -> bool:
+        """True while `advance` should be called soon."""
+        files = self._files is not None and self._files.busy
+        return files or bool(self._leaving) or self._spill.busy or self._spill.writing
+
+    def advance(self) -> None:
+        """Take in what has arrived, begin what is next."""
+        self._spill.advance()
+        if self._files is not None and self._files.busy:
+            self._files.advance()
+        if self._leaving:
+            left = [restore for restore in self._leaving if self._has_come(restore)]
+            for restore in left:
+                self._leaving.remove(restore)
+                self._give_up(restore)
+
+    # ------------------------------------------------------------------ from the device
+
+    def idle(self, shard: CachedShard) -> None:
+        """A shard of the device may be evicted from now on."""
+        self._spill.idle(shard)
+
+    def evicting(self, shard: CachedShard) -> None:
+        """Its blocks will be free when this returns."""
+        self._spill.evicting(shard)
+
+    # ------------------------------------------------------------------ to the device
+
+    def prefetch(self, request: Request, prompt: Prompt, on_device: Match) -> None:
+        """A request has come, of which so much is on the device: begin to read the files that continue it."""
+        if self._files is None or request.request_id in self._prefetched:
+            return
+        found = self.host.find(prompt.root, prompt.data, prompt.limit)
+        if on_device.num_blocks > found.num_blocks:
+            found = on_device
+        parent = found.end_hash or prompt.root
+        service = ServiceClass(request.service)
+        loads = self._files.begin(prompt.data, found.num_blocks, prompt.limit, parent, service)
+        if loads:
+            self._prefetched[request.request_id] = loads
+
+    def begin(self, request: Request, prompt: Prompt, blocks: list[int], found: int) -> bool:
+        """A request starts with ``blocks``, of which the first ``found`` hold their KV. True when more are being
+        restored; until `poll` says that they have arrived, it must not be computed."""
+        host_end = max(found, self.host.find(prompt.root, prompt.data, prompt.limit).num_blocks)
+        loads = self._loads_behind(host_end, self._prefetched.pop(request.request_id, deque()))
+        if host_end > found and not self._is_worth(found, host_end):
+            self._drop(loads)
+            return False
+        end = loads[-1].end if loads else host_end
+        if end == found:
+            return False
+        now = now_ns()
+        lease = None
+        if host_end > found:
+            match = self.host.find(prompt.root, prompt.data, host_end)
+            lease = self.host.lease(match, Use(request.service, request.keep_until_ns), now)
+        restore = Restore(found, host_end, blocks[found:end], lease, loads, now)
+        self._restores[request.request_id] = restore
+        self._stats.restores += 1
+        self._has_come(restore)
+        return True
+
+    def poll(self, request: Request) -> Restored | None:
+        """What was restored for a request, once all has arrived; then it is over."""
+        restore = self._restores[request.request_id]
+        if not self._has_come(restore):
+            return None
+        del self._restores[request.request_id]
+        restored = restore.restored(self._block_tokens)
+        stats = self._stats
+        stats.host_tokens += restored.host
+        stats.disk_tokens += restored.disk
+        stats.failed_tokens += len(restore.targets) * self._block_tokens - restored.tokens
+        stats.restore_s += (now_ns() - restore.began_ns) / NS_PER_S
+        self._give_up(restore)
+        return restored
+
+    def cancel(self, request: Request) -> None:
+        """A request is preempted, or has ended. Nothing happens for one that waits for nothing."""
+        self._drop(self._prefetched.pop(request.request_id, ()))
+        restore = self._restores.pop(request.request_id, None)
+        if restore is not None:
+            restore.cancel()
+            self._stats.cancelled += 1
+            self._leaving.append(restore)
+
+    def flush(self, limit_s: float = FLUSH_S) -> None:
+        """Have what waits for its turn written to disk, for whoever starts next with that folder. Waits."""
+        began = now_ns()
+        while self.disk is not None and (self._spill.busy or self._spill.writing):
+            if now_ns() - began > limit_s * NS_PER_S:
+                return
+            self.advance()
+            sleep(FLUSH_POLL_S)
+
+    def close(self) -> None:
+        """End the disk's work and give host memory back; all copies have ended."""
+        if self.disk is not None:
+            self.disk.close()
+        self.host.pool.close()
+
+    def stats(self) -> TierStats:
+        pool = self.host.pool.stats()
+        return msgspec.structs.replace(
+            self._stats,
+            host_evicted_blocks=self.host.evicted_blocks,
+            host_blocks=pool.used,
+            host_capacity=pool.capacity,
+        )
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless every host block is free, a shard's, or read into. O(blocks), for tests."""
+        self.host.check()
+        staged = self._files.staged if self._files is not None else 0
+        used = self.host.pool.stats().used
+        assert used == len(self.host.index) + staged, f"{used} host blocks are in use, {staged} of them for files"
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _spill(self) -> Spilling:
+        assert self._spilling is not None, "tiers are attached to a cache first"
+        return self._spilling
+
+    def _has_come(self, restore: Restore) -> bool:
+        return restore.advance(self.host, self._copies, self._spill.reading())
+
+    def _loads_behind(self, end: int, loads: deque[Load]) -> deque[Load]:
+        """Those of ``loads`` that go on from block ``end``: by now others may reach further, or no longer as far."""
+        while loads and loads[0].first < end:
+            self._drop((loads.popleft(),))
+        if loads and loads[0].first != end:
+            self._drop(loads)
+            return deque()
+        return loads
+
+    def _is_worth(self, first: int, end: int) -> bool:
+        seconds = self._copies.seconds("host", "device", end - first)
+        if seconds < WORTH * self._recompute(first * self._block_tokens, end * self._block_tokens):
+            return True
+        self._stats.declined_tokens += (end - first) * self._block_tokens
+        return False
+
+    def _drop(self, loads: deque[Load] | tuple[Load, ...]) -> None:
+        if loads and self._files is not None:
+            self._files.drop(loads)
+
+    def _give_up(self, restore: Restore) -> None:
+        if restore.lease is not None:
+            self.host.release(restore.lease, now_ns())
+        if restore.staged and self._files is not None:
+            self._files.done_with(restore.staged)
