@@ -6,8 +6,8 @@ included, whether its last return was slow, and whether it is shorter than other
 ever comes back).
 
 Before any score: a shard of p0 is kept for its time after the last use, then p1's; one that is pinned
-(``keep_until_ns``) before all of them. When only kept ones are left, the worst class goes first, in a class the oldest,
-and what is pinned last: ``early`` counts those that went before their time.
+(``keep_until_ns``) before all of them. When only kept ones are left, the worst class goes first, by score,
+then p0 oldest first, and what is pinned last: ``early`` counts those that went before their time.
 """
 
 from __future__ import annotations
@@ -138,10 +138,13 @@ class LearnedPolicy:
 
     def _rank(self, cohort: Cohort, now_ns: int) -> Rank:
         kind = cohort.kind
+        level = 0
         if now_ns < cohort.kept_until_ns:
-            return 3 - kind.service, float(cohort.used_ns)
+            level = 3 - kind.service
+            if kind.service == ServiceClass.P0:
+                return level, float(cohort.used_ns)
         index = self._returns.index(kind.returns, cohort.age_bin, now_ns)
-        return 0, float(index * self._weights[kind.service] * 2.0**kind.cost)
+        return level, float(index * self._weights[kind.service] * 2.0**kind.cost)
 
     def _offer(self, shard: Shard, cohort: Cohort, now_ns: int) -> None:
         cohort.offered[shard] = None
