@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from firsttoken.core.service import ServiceClass
 from firsttoken.kvcache.disk import DiskHandle, DiskStore, Outcome, ShardMeta, aligned_buffer
 from firsttoken.kvcache.disk.index import DiskIndex
-from firsttoken.kvcache.disk.lru import LruPolicy
-from firsttoken.kvcache.eviction.interface import Shard
+from firsttoken.kvcache.eviction import Shard, make_policy
 from tests.support.disk_shards import MIB, kv_buffer, kv_bytes, open_store, shard
 
 SIZE = 50_000
@@ -153,7 +152,7 @@ def test_many_callers_at_once_under_a_cap(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "use", "hold", "release", "remove", "evict", "stranger"]), NUMBERS)))
 def test_index_offers_what_may_go_and_evicts_the_oldest(steps: list[tuple[str, int]]) -> None:
-    index = DiskIndex(LruPolicy())
+    index = DiskIndex(make_policy("lru"))
     used: dict[bytes, int] = {}
     strangers: list[bytes] = []
     for now, (action, number) in enumerate(steps, 1):
@@ -201,31 +200,6 @@ def held(index: DiskIndex, key: bytes) -> int:
     stored = index.get(key)
     assert stored is not None
     return stored.holds
-
-
-def test_lru_keeps_what_it_was_told_to_keep_and_does_not_grow_by_uses() -> None:
-    policy = LruPolicy()
-    shards = [Shard(bytes([number]), 0, 16, 1) for number in range(3)]
-    for now, each in enumerate(shards):
-        each.used_ns = now
-        policy.used(each, ServiceClass.P2, now)
-        policy.offer(each, now)
-    policy.withdraw(shards[0])
-    shards[0].keep_until_ns = 1000
-    policy.offer(shards[0], 3)
-    for now in range(4, 10_000):
-        policy.withdraw(shards[1])
-        shards[1].used_ns = now
-        policy.used(shards[1], ServiceClass.P2, now)
-        policy.offer(shards[1], now)
-    assert len(policy._heap) < 100
-    assert policy.victim(10_000) is shards[2]
-    policy.left(shards[2], 10_000, evicted=True)
-    assert policy.victim(10_000) is shards[0]
-    policy.withdraw(shards[0])
-    assert policy.victim(10_000) is shards[1]
-    policy.left(shards[1], 10_000, evicted=True)
-    assert policy.victim(10_000) is None
 
 
 @pytest.mark.parametrize("files", [2000])

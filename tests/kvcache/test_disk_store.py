@@ -333,13 +333,14 @@ def test_writers_that_are_behind_refuse_and_reads_pass_them(tmp_path: Path, monk
     assert put(store, shard(0)) is Outcome.DONE
     go_on = threading.Event()
     real = os.pwritev
-    monkeypatch.setattr(files.os, "pwritev", lambda *given: go_on.wait(30) and real(*given))
+    monkeypatch.setattr(files.os, "pwritev", lambda *given: go_on.wait(60) and real(*given))
     handles = [store.put(meta, kv_buffer(meta, SIZE)) for meta in map(shard, range(1, 6))]
     assert [handle.outcome for handle in handles[3:]] == [Outcome.QUEUE_FULL] * 2
     assert store.put(shard(1), kv_buffer(shard(1), SIZE)) is handles[0]
     assert store.stats().pending_writes == 3
     assert store.stats().pending_write_bytes == 3 * FILE
-    assert get(store, shard(0)) is Outcome.DONE  # one thread never writes
+    threading.Event().wait(0.3)  # whoever would take a write has taken one
+    assert store.get(shard(0), aligned_buffer(SIZE)).wait(10) is Outcome.DONE  # one thread never writes
     go_on.set()
     assert [handle.wait(30) for handle in handles[:3]] == [Outcome.DONE] * 3
     assert store.stats().refused == {"queue_full": 2}

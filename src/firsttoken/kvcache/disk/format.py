@@ -2,7 +2,7 @@
 
 The header holds magic, version, identity, the shard's place in its chain, its token ids, and the payload's length and
 CRC-32 (ISO 3309, zlib's). Its last 16 bytes are a BLAKE2b (RFC 7693) over all before them, padding included, so that no
-bit of a header can change unseen. The payload is large, so its checksum is the fastest of the standard library that
+bit of a header can change unseen. The payload is large, so its checksum is a fast one of the standard library that
 finds every single and double flipped bit. Both find damage, not forgery: who may write the folder may write anything.
 
 All integers are little-endian.

@@ -20,13 +20,12 @@ from firsttoken.kvcache.disk.config import DiskConfig
 from firsttoken.kvcache.disk.folder import Folder
 from firsttoken.kvcache.disk.format import Header, ShardMeta
 from firsttoken.kvcache.disk.index import DiskIndex, Stored
-from firsttoken.kvcache.disk.lru import LruPolicy
 from firsttoken.kvcache.disk.outcome import DiskHandle, Outcome
 from firsttoken.kvcache.disk.shelf import Shelf
 from firsttoken.kvcache.disk.stats import Counters, DiskStats
 from firsttoken.kvcache.disk.transfers import Transfer, Transfers
 from firsttoken.kvcache.disk.workers import Job, Kind, Workers
-from firsttoken.kvcache.eviction.interface import EvictionPolicy, Shard
+from firsttoken.kvcache.eviction import EvictionPolicy, Shard, make_policy
 
 _LOOKS_A_JOB = 16
 
@@ -48,7 +47,7 @@ class DiskStore:
         self._identity = identity.salted_root("")
         self._folder = Folder(config.folder)
         self._counters = Counters()
-        self._index = DiskIndex(policy or LruPolicy())
+        self._index = DiskIndex(policy or make_policy("lru"))
         self._shelf = Shelf(
             self._folder, self._index, self._identity, config.cap_bytes, config.margin_bytes, self._counters
         )
