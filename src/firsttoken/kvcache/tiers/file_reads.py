@@ -93,11 +93,12 @@ class FileReads:
         """The stored shards that lie one behind the other from block ``at`` on."""
         found: list[ShardMeta] = []
         size = self._block_tokens * TOKEN_BYTES
+        known = len(data) // size  # the last file may go beyond what is wanted of it
         while at < limit:
             hashes: list[bytes] = []
-            usual = min(USUAL - at % USUAL, limit - at)
+            usual = min(USUAL - at % USUAL, known - at)
             end = self._ends_at(data, at, [usual], parent, hashes)
-            end = end or self._ends_at(data, at, range(min(LONGEST, limit - at), 0, -1), parent, hashes)
+            end = end or self._ends_at(data, at, range(min(LONGEST, known - at), 0, -1), parent, hashes)
             if not end:
                 break
             key = hashes[end - 1]

@@ -81,8 +81,8 @@ class Restore:
         self.failed = True
 
     def _copy(self, engine: CopyEngine, sources: Sequence[int], after: Sequence[CopyHandle]) -> None:
-        targets = self.targets[self.copied : self.copied + len(sources)]
-        pairs = list(zip(sources, targets, strict=True))
+        # The last file may hold more than is wanted.
+        pairs = list(zip(sources, self.targets[self.copied :], strict=False))
         for begin in range(0, len(pairs), engine.max_blocks):
             part = pairs[begin : begin + engine.max_blocks]
             self.copies.append(engine.submit("host", "device", part, after=after))

@@ -133,7 +133,7 @@ class Tiers:
         if host_end > found and not self._is_worth(found, host_end):
             self._drop(loads)
             return False
-        end = loads[-1].end if loads else host_end
+        end = min(loads[-1].end, prompt.limit) if loads else host_end
         if end == found:
             return False
         now = now_ns()
