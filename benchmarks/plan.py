@@ -34,7 +34,7 @@ OUTPUT = 8
 
 @dataclass(frozen=True)
 class Case:
-    """``args`` without sizes; ``settle_s``: how long the engine idles in the end, where it captures steps then."""
+    """``args`` without sizes; ``settle_s``: how long the idle engine may capture steps in the end."""
 
     args: EngineArgs
     context: int
@@ -73,7 +73,7 @@ async def run(case: Case, kv_memory: int) -> int:
             errors = [one.error for one in done if one.error is not None]
             if errors:
                 raise SystemExit(f"a request failed: {errors[0]}")
-            await asyncio.sleep(case.settle_s)
+            await session.prepare(case.settle_s)
         peak = await session.peak_memory_gib()
     if peak is None:
         raise SystemExit("the engine does not tell its memory")

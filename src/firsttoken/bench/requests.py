@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Timed:
     """A request as its caller saw it. ``sent_ns`` is the instant before it was handed to the engine's front end,
     ``arrivals`` the instant and number of tokens of each delivery; ``stages`` is the engine's account of its time (see
-    `observability.account.timings`); ``error`` says why it has no more tokens."""
+    `observability.account.timings`), and ``cached`` its tokens that were found, by tier; ``error`` says why it has no
+    more tokens."""
 
     input: int
     output: int
@@ -31,6 +32,7 @@ class Timed:
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     error: str | None = None
     stages: dict[str, float] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -102,6 +104,7 @@ async def run_request(
                         on_first()
             account = generation.timings()
             timed.stages = {name: account[name] for name in STAGES}
+            timed.cached = account["cached_tokens"]
         finally:
             generation.cancel()
     except FirstTokenError as error:
