@@ -12,6 +12,7 @@ from firsttoken.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from firsttoken.text.chat_template import ChatTemplate
+    from firsttoken.text.prompt_cache import PromptCache
     from firsttoken.text.tokenizer import Tokenizer
 
 NEVER_NS = math.inf
@@ -26,20 +27,24 @@ _SAMPLE = (
     "Zürich, Ürümqi, 東京, Αθήνα; 3.14159 * 2 == 6.28318\n"
 )
 _SAMPLE_BYTES = len(_SAMPLE.encode())
+_LONG = [{"role": "user", "content": _SAMPLE * 40}]
 _CHAT = [{"role": role, "content": "Hi"} for role in ("user", "assistant", "user", "assistant", "user")]
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a tokenizer takes for a byte of text, and a chat template for a chat and for each message in it, in ns."""
+    """What a tokenizer takes for a byte of text, and a chat template for a chat and for each message in it, in ns.
+    ``known_ns`` is for a character of a chat whose tokens are in a `PromptCache`: rendered, cut and looked up."""
 
     byte_ns: float
     chat_ns: float
     message_ns: float
+    known_ns: float = NEVER_NS
 
     @classmethod
-    def measure(cls, tokenizer: Tokenizer, template: ChatTemplate | None) -> Pace:
-        """By trying them, some milliseconds. A template that refuses the trial is taken for endlessly slow."""
+    def measure(cls, tokenizer: Tokenizer, template: ChatTemplate | None, cache: PromptCache | None = None) -> Pace:
+        """By trying them, some milliseconds; a ``cache`` of its own, which keeps what was tried. A template that
+        refuses the trial is taken for endlessly slow."""
         byte_ns = _fastest(lambda: tokenizer.encode(_SAMPLE, add_special_tokens=False)) / _SAMPLE_BYTES
         if template is None:
             return cls(byte_ns, NEVER_NS, 0)
@@ -47,7 +52,12 @@ class Pace:
             short, long = _fastest(lambda: template.render(_CHAT[:1])), _fastest(lambda: template.render(_CHAT))
         except InvalidRequest:
             return cls(byte_ns, NEVER_NS, 0)
-        return cls(byte_ns, short, max(long - short, 0) / (len(_CHAT) - 1))
+        message_ns = max(long - short, 0) / (len(_CHAT) - 1)
+        if cache is None:
+            return cls(byte_ns, short, message_ns)
+        cache.encode(template.render(_LONG))
+        known = _fastest(lambda: cache.complete(cache.look_up(template.render(_LONG))))
+        return cls(byte_ns, short, message_ns, max(known - short, 0) / len(_LONG[0]["content"]))
 
     def of_text(self, text: str, limit_ns: float) -> float:
         """Estimate for tokenising; `NEVER_NS` for a text that is over the limit whatever it holds, which is not even
@@ -59,12 +69,21 @@ class Pace:
     def of_chat(self, messages: Sequence[Mapping[str, Any]], limit_ns: float) -> float:
         """Estimate for rendering and tokenising a chat of plain texts; `NEVER_NS` for anything richer (parts, tool
         calls), whose size is not seen at a glance, and as for `of_text`."""
+        return self._of_chat(messages, limit_ns, self.of_text)
+
+    def of_known_chat(self, messages: Sequence[Mapping[str, Any]], limit_ns: float) -> float:
+        """The same when all tokens are found in the cache."""
+        return self._of_chat(messages, limit_ns, lambda text, _: len(text) * self.known_ns)
+
+    def _of_chat(
+        self, messages: Sequence[Mapping[str, Any]], limit_ns: float, of_text: Callable[[str, float], float]
+    ) -> float:
         total = self.chat_ns + len(messages) * self.message_ns
         for message in messages:
             content = message.get("content")
             if total > limit_ns or not isinstance(content, str) or len(message) > 2:
                 return NEVER_NS
-            total += self.of_text(content, limit_ns)
+            total += of_text(content, limit_ns)
         return total
 
 

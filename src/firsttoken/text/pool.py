@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from firsttoken.core.clock import now_ns
+from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.messages import count_characters
 from firsttoken.text.pace import Pace
+from firsttoken.text.prompt_cache import SHORT, TTL_NS, PromptCache
 from firsttoken.text.tokenizer import Tokenizer, check_unicode
 
 LARGE = 64 << 10
@@ -41,7 +42,8 @@ class RenderedPrompt:
 class TextPool:
     """Renders and tokenises in ``workers`` threads, and texts of `LARGE` characters or more in one thread of their
     own, so that a large prompt never makes a small one wait. With a ``pace`` to judge them by, prompts that are a
-    matter of microseconds (`INLINE_NS`) take no thread.
+    matter of microseconds (`INLINE_NS`) take no thread. What a ``cache`` knows is not tokenised again; ``salt`` is who
+    it is kept for.
 
     A prompt of more than ``max_chars`` characters is refused before any work is done on it
     (``max_model_len * tokenizer.max_token_chars`` refuses only what cannot fit). The queue has no bound of its own:
@@ -57,11 +59,14 @@ class TextPool:
         workers: int = 2,
         max_chars: int = 1 << 24,
         pace: Pace | None = None,
+        cache: PromptCache | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.max_chars = max_chars
         self._pace = pace
+        self._cache = cache
+        self._sweep: asyncio.TimerHandle | None = None
         # The library would hand each text to a thread of its own and wait for it, which pays for batches alone.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="text")
@@ -75,6 +80,7 @@ class TextPool:
         parse_special: bool = True,
         param: str = "prompt",
         batch: int = 1,
+        salt: str = "",
     ) -> RenderedPrompt:
         """Ids of ``text``, one of ``batch`` that are asked for at once and so judged together. Raises
         `InvalidRequest` naming ``param`` when it is too long or not valid Unicode."""
@@ -83,7 +89,11 @@ class TextPool:
 
         def work() -> RenderedPrompt:
             check_unicode(text, param=param)
-            ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+            if parse_special and self._cache is not None and len(text) >= SHORT:
+                ids = self._cache.encode(text, salt)
+                ids = self.tokenizer.with_affixes(ids) if add_special_tokens else ids
+            else:
+                ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
             return RenderedPrompt(text, ids, started, now_ns())
 
         # The tokenizer that is blind to control tokens is built when first needed, which takes its time.
@@ -98,6 +108,7 @@ class TextPool:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        salt: str = "",
     ) -> RenderedPrompt:
         """The prompt of a chat. The template decides about BOS: the tokenizer adds nothing to what it wrote.
 
@@ -113,23 +124,54 @@ class TextPool:
         size = count_characters(messages)
         self._check_size(size, "messages")
 
-        def work() -> RenderedPrompt:
+        def render() -> tuple[str, int]:
             text = template.render(
                 messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
             )
-            templated = now_ns()
             self._check_size(len(text), "messages")
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            return text, now_ns()
+
+        def work() -> RenderedPrompt:
+            text, templated = render()
+            if self._cache is None:
+                ids = self.tokenizer.encode(text, add_special_tokens=False)
+            else:
+                ids = self._cache.encode(text, salt)
             return RenderedPrompt(text, ids, templated, now_ns())
 
         rich = bool(tools) or not all(isinstance(value, bool) for value in (template_kwargs or {}).values())
-        if not rich and self._pace is not None and self._pace.of_chat(messages, INLINE_NS) <= INLINE_NS:
+        if rich or self._pace is None:
+            return await self._run(size, work)
+        if self._pace.of_chat(messages, INLINE_NS) <= INLINE_NS:
             return work()
-        return await self._run(size, work)
+        if self._cache is None or size < SHORT or self._pace.of_known_chat(messages, INLINE_NS) > INLINE_NS:
+            return await self._run(size, work)
+        return await self._look_up(size, *render(), salt)
+
+    async def _look_up(self, size: int, text: str, templated: int, salt: str) -> RenderedPrompt:
+        """The prompt from the cache, here and now if little of it has to be made."""
+        cache, pace = self._cache, self._pace
+        assert cache is not None
+        assert pace is not None
+        found = cache.look_up(text, salt)
+        if sum(pace.of_text(piece, INLINE_NS) for piece in found.missing) <= INLINE_NS:
+            return RenderedPrompt(text, cache.complete(found), templated, now_ns())
+        return await self._run(size, lambda: RenderedPrompt(text, cache.complete(found), templated, now_ns()))
 
     async def _run(self, size: int, work: Callable[[], _T]) -> _T:
         threads = self._large if size >= LARGE else self._threads
+        self._plan_sweep()
         return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+    def _plan_sweep(self) -> None:
+        """Look once in a while for what nobody asks for any more, as long as there is something."""
+        if self._cache is not None and self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(TTL_NS / NS_PER_S, self._start_sweep, self._cache)
+
+    def _start_sweep(self, cache: PromptCache) -> None:
+        self._sweep = None
+        swept = asyncio.get_running_loop().run_in_executor(self._threads, cache.drop_expired)
+        swept.add_done_callback(lambda done: self._plan_sweep() if not done.cancelled() and done.result() else None)
 
     def _check_size(self, size: int, param: str) -> None:
         if size > self.max_chars:
@@ -141,5 +183,7 @@ class TextPool:
 
     def close(self) -> None:
         """Stop the threads; work that has not begun is dropped."""
+        if self._sweep is not None:
+            self._sweep.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._large.shutdown(wait=False, cancel_futures=True)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from firsttoken.checkpoint.model_config import TokenizerSpec
 from firsttoken.core.errors import CheckpointError, InvalidRequest
+from firsttoken.text.boundaries import boundary_tokens
 from firsttoken.text.byte_level import token_to_bytes
 from firsttoken.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from firsttoken.text.gguf_tokenizer import build_backend
@@ -107,12 +108,31 @@ class Tokenizer:
         except TypeError:
             check_unicode(text, param="prompt")
             raise
-        if not add_special_tokens:
-            return array("I", ids)
+        return self.with_affixes(array("I", ids)) if add_special_tokens else array("I", ids)
+
+    def encode_each(self, texts: Sequence[str]) -> list[array[int]]:
+        """Token ids of each text by itself, with nothing added, in one call of the library. Raises `InvalidRequest`
+        when one is not valid Unicode."""
+        try:
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:
+            for text in texts:
+                check_unicode(text, param="prompt")
+            raise
+        return [array("I", one.ids) for one in found]
+
+    def with_affixes(self, ids: array[int]) -> array[int]:
+        """``ids`` of a text with what the checkpoint puts around one; no second BOS where they begin with it."""
         prefix = self._prefix
+        if not prefix and not self._suffix:
+            return ids
         if prefix and ids and prefix[-1] == ids[0] == self.bos_id:
             prefix = prefix[:-1]
-        return array("I", [*prefix, *ids, *self._suffix] if prefix or self._suffix else ids)
+        return array("I", [*prefix, *ids, *self._suffix])
+
+    def boundaries(self, gaps: Sequence[str]) -> tuple[str, ...]:
+        """The tokens before which a text may be cut and tokenised in pieces; see `boundaries.boundary_tokens`."""
+        return boundary_tokens(self._backend, gaps)
 
     def _plain_backend(self) -> Backend:
         """The same tokenizer, blind to control tokens; built when first needed."""

@@ -1,0 +1,203 @@
+"""Tier L1: pieces of rendered prompts and their tokens in host memory, so that what was tokenised is not again.
+
+A chat's turn begins with all turns before it, and many chats with the same system prompt. A rendered prompt is cut
+before tokens that stand between messages (`boundaries`), and each piece is looked up by its text: compared as a whole,
+never trusted to a hash. Only pieces that are not found are tokenised.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from firsttoken.core.clock import NS_PER_S, now_ns
+from firsttoken.text.boundaries import MIN_PIECE, cut
+from firsttoken.text.tokenizer import Tokenizer
+
+CAPACITY = 64 << 20
+"""Bytes of texts and tokens; a hundred and fifty chats of 32k tokens."""
+TTL_NS = 60 * NS_PER_S
+"""How long a piece is kept after its last use. The next turn of a chat that is read and answered comes within."""
+SHORT = 512
+"""Characters below which a text is tokenised as it is: it takes about as long as to be woken."""
+
+_ENTRY_BYTES = 400  # of the objects around a text and its ids
+_LARGEST = 4  # a piece may take this part of the capacity
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCacheStats:
+    """Totals since the start, but for ``entries`` and ``bytes``, which are held now (``bytes`` with what was loaded).
+    ``hits`` and ``misses`` count pieces, the ``characters`` are those of their texts."""
+
+    hits: int
+    misses: int
+    hit_characters: int
+    missed_characters: int
+    evicted: int
+    expired: int
+    entries: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    ids: array[int]
+    size: int
+    used_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A text's pieces, and the ids of those that are known."""
+
+    salt: str
+    pieces: list[str]
+    ids: list[array[int] | None]
+
+    @property
+    def missing(self) -> list[str]:
+        return [piece for piece, ids in zip(self.pieces, self.ids, strict=True) if ids is None]
+
+
+class PromptCache:
+    """Least recently used leaves first. Safe to use from several threads: tokenising is done outside the lock.
+
+    A piece is found only by the ``salt`` under which it was stored, since how long a prompt takes would tell a caller
+    what others have sent; what `load` was given is found by all. Its texts are in memory alone.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        boundaries: Sequence[str],
+        *,
+        capacity: int = CAPACITY,
+        ttl_ns: int = TTL_NS,
+        clock: Callable[[], int] = now_ns,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._boundaries = tuple(boundaries)
+        self._capacity = capacity
+        self._ttl_ns = ttl_ns
+        self._clock = clock
+        self._lock = Lock()
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._shared: dict[str, array[int]] = {}
+        self._bytes = 0
+        self._shared_bytes = 0
+        self._hits = self._misses = self._hit_characters = self._missed_characters = 0
+        self._evicted = self._expired = 0
+
+    def load(self, texts: Iterable[str]) -> None:
+        """Keep the pieces of ``texts`` for all salts and for ever, whatever the capacity. Before the first `encode`."""
+        for text in texts:
+            pieces = [piece for piece in cut(text, self._boundaries) if len(piece) >= MIN_PIECE]
+            for piece, ids in zip(pieces, self._tokenizer.encode_each(pieces), strict=True):
+                if piece not in self._shared:
+                    self._shared[piece] = ids
+                    self._shared_bytes += _size(piece, ids)
+
+    def encode(self, text: str, salt: str = "") -> array[int]:
+        """The ids of ``text`` as ``tokenizer.encode(text, add_special_tokens=False)`` gives them. Raises
+        `InvalidRequest` when it is not valid Unicode."""
+        if len(text) < SHORT:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        return self.complete(self.look_up(text, salt))
+
+    def look_up(self, text: str, salt: str = "") -> Found:
+        """What is known of ``text``. A matter of a nanosecond or two a character."""
+        pieces = cut(text, self._boundaries)
+        ids: list[array[int] | None] = []
+        hit = missed = hit_characters = missed_characters = 0
+        with self._lock:
+            now = self._clock()
+            self._drop_expired(now, _AT_ONCE)
+            for piece in pieces:
+                known = self._shared.get(piece) or self._known(salt, piece, now)
+                ids.append(known)
+                if known is not None:
+                    hit += 1
+                    hit_characters += len(piece)
+                else:
+                    missed += 1
+                    missed_characters += len(piece)
+            self._hits += hit
+            self._misses += missed
+            self._hit_characters += hit_characters
+            self._missed_characters += missed_characters
+        return Found(salt, pieces, ids)
+
+    def complete(self, found: Found) -> array[int]:
+        """The ids of the whole; tokenises what is missing, and keeps it."""
+        missing = found.missing
+        new = self._tokenizer.encode_each(missing) if missing else []
+        self._store(found.salt, missing, new)
+        rest = iter(new)
+        whole: array[int] = array("I")
+        for ids in found.ids:
+            whole.extend(next(rest) if ids is None else ids)
+        return whole
+
+    def drop_expired(self) -> int:
+        """Let go of what was not used for the TTL, a few pieces at a time; returns how many there are left."""
+        while True:
+            with self._lock:
+                if self._drop_expired(self._clock(), _AT_ONCE) < _AT_ONCE:
+                    return len(self._entries)
+
+    def stats(self) -> PromptCacheStats:
+        with self._lock:
+            return PromptCacheStats(
+                hits=self._hits,
+                misses=self._misses,
+                hit_characters=self._hit_characters,
+                missed_characters=self._missed_characters,
+                evicted=self._evicted,
+                expired=self._expired,
+                entries=len(self._entries) + len(self._shared),
+                bytes=self._bytes + self._shared_bytes,
+            )
+
+    # ------------------------------------------------------------ under the lock
+
+    def _known(self, salt: str, piece: str, now: int) -> array[int] | None:
+        entry = self._entries.get((salt, piece))
+        if entry is None or now - entry.used_ns > self._ttl_ns:
+            return None
+        entry.used_ns = now
+        self._entries.move_to_end((salt, piece))
+        return entry.ids
+
+    def _store(self, salt: str, pieces: Sequence[str], ids: Sequence[array[int]]) -> None:
+        sizes = [_size(piece, made) for piece, made in zip(pieces, ids, strict=True)]
+        with self._lock:
+            now = self._clock()
+            for piece, made, size in zip(pieces, ids, sizes, strict=True):
+                if len(piece) < MIN_PIECE or size * _LARGEST > self._capacity:
+                    continue
+                before = self._entries.pop((salt, piece), None)  # expired, or stored by another thread meanwhile
+                self._bytes += size - (before.size if before is not None else 0)
+                self._entries[salt, piece] = _Entry(made, size, now)
+            while self._bytes > self._capacity:
+                self._bytes -= self._entries.popitem(last=False)[1].size
+                self._evicted += 1
+
+    def _drop_expired(self, now: int, most: int) -> int:
+        """Of the oldest, ``most`` at once; returns how many went."""
+        for dropped in range(most):
+            oldest = next(iter(self._entries.values()), None)
+            if oldest is None or now - oldest.used_ns <= self._ttl_ns:
+                return dropped
+            self._bytes -= self._entries.popitem(last=False)[1].size
+            self._expired += 1
+        return most
+
+
+def _size(text: str, ids: array[int]) -> int:
+    return sys.getsizeof(text) + len(ids) * ids.itemsize + _ENTRY_BYTES
