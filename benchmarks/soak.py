@@ -28,6 +28,7 @@ from firsttoken.cli.report import header
 from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.service import ClassTargets, ServiceClass, Targets
 from firsttoken.devices.cuda import POLICY
+from firsttoken.kvcache.eviction import DEFAULT_POLICY
 from firsttoken.observability.percentiles import percentiles
 from firsttoken.simulate.gpu import GPU, model_gpu, packaged_table
 from firsttoken.simulate.policies import find_policy
@@ -172,7 +173,9 @@ def _blocks(number: int, job: Job, rng: random.Random) -> tuple[int, ...]:
     return (rng.randrange(20), *own[1:]) if rng.random() < 0.5 else tuple(own)
 
 
-def soak(jobs: Sequence[Job], gpu: GPU, *, hours: float, seed: int, kv_blocks: int = 0) -> dict[str, Any]:
+def soak(
+    jobs: Sequence[Job], gpu: GPU, *, hours: float, seed: int, kv_blocks: int = 0, eviction: str = DEFAULT_POLICY
+) -> dict[str, Any]:
     """``kv_blocks`` 0: what the GPU has."""
     made, round_s = repeated(jobs, hours * 3600, seed)
     engine = EngineShape(
@@ -181,6 +184,7 @@ def soak(jobs: Sequence[Job], gpu: GPU, *, hours: float, seed: int, kv_blocks: i
         max_model_len=131072,
         in_flight=POLICY.in_flight,
         host_ms=gpu.sustained.host_ms,
+        eviction=eviction,
     )
     watch = Watch(round_s)
     began = time.monotonic()

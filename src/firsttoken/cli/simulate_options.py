@@ -42,6 +42,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--kv-blocks", type=positive_int, metavar="N", help="KV blocks of 16 tokens (default: what the GPU has)"
     )
     group.add_argument(
+        "--kv-eviction", default="default", metavar="POLICY", help="what the KV cache evicts first, as in serve"
+    )
+    group.add_argument(
         "--max-num-seqs", type=positive_int, default=64, metavar="N", help="most requests at once (default: 64)"
     )
     group.add_argument(
@@ -70,6 +73,7 @@ def engine_shape(options: argparse.Namespace, gpu: GPU) -> EngineShape:
         max_model_len=options.max_model_len,
         in_flight=POLICY.in_flight,
         host_ms=gpu.sustained.host_ms,
+        eviction=options.kv_eviction,
     )
 
 
@@ -80,6 +84,7 @@ def engine_head(gpu: GPU, engine: EngineShape) -> dict[str, Any]:
         "device_name": gpu.table.device_name,
         "model": gpu.table.model,
         "kv_blocks": engine.kv_blocks,
+        "kv_eviction": engine.eviction,
         "max_num_seqs": engine.max_num_seqs,
         "max_model_len": engine.max_model_len,
         "in_flight": engine.in_flight,

@@ -2,8 +2,8 @@
 
 from firsttoken.kvcache.cache import KVCache
 from firsttoken.kvcache.holding import Admission, Probe
-from firsttoken.kvcache.registrar import SHARD_TOKENS, ShardTokens
+from firsttoken.kvcache.registrar import ShardTokens
 from firsttoken.kvcache.shards import CachedShard
 from firsttoken.kvcache.stats import KVStats
 
-__all__ = ["SHARD_TOKENS", "Admission", "CachedShard", "KVCache", "KVStats", "Probe", "ShardTokens"]
+__all__ = ["Admission", "CachedShard", "KVCache", "KVStats", "Probe", "ShardTokens"]

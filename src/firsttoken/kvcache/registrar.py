@@ -9,16 +9,16 @@ from firsttoken.kvcache.block_pool import BlockPool
 from firsttoken.kvcache.evictor import Evictor
 from firsttoken.kvcache.holding import Holding
 from firsttoken.kvcache.prefix_index import BlockHash, PrefixIndex
+from firsttoken.kvcache.shard_size import recommend_shard_tokens
 from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
-
-SHARD_TOKENS = 256
 
 ShardTokens = Callable[[Request], int]
 """How many tokens the shards that a request makes may have: a multiple of the block."""
 
 
 def default_shard_tokens(request: Request) -> int:
-    return SHARD_TOKENS
+    """By the prompt's length, which does not change."""
+    return recommend_shard_tokens(request.num_prompt)
 
 
 class Registrar:

@@ -24,6 +24,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Targets
 from firsttoken.core.timeline import Mark
 from firsttoken.kvcache import KVCache
+from firsttoken.kvcache.eviction import DEFAULT_POLICY, make_policy
 from firsttoken.scheduler import PlannedStep, Scheduler, Update
 from firsttoken.scheduler.admission import Admission
 from firsttoken.scheduler.backlog import StepWork
@@ -57,14 +58,15 @@ AtRest = Callable[[Inside, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineShape:
-    """The simulated engine: ``kv_blocks`` of 16 tokens, ``host_ms`` of the loop's own work for each step, and the rest
-    as in `SchedulerConfig` and `EngineConfig`."""
+    """The simulated engine: ``kv_blocks`` of 16 tokens, ``host_ms`` of the loop's own work for each step, ``eviction``
+    the policy of its KV cache, and the rest as in `SchedulerConfig` and `EngineConfig`."""
 
     kv_blocks: int
     max_num_seqs: int
     max_model_len: int
     in_flight: int
     host_ms: float = 0.0
+    eviction: str = DEFAULT_POLICY
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,8 @@ def simulate(
 
     Raises `ConfigError` for a shape that no engine can have.
     """
-    kv = KVCache(KV_FORMAT, engine.kv_blocks, model="simulated", block_hash=_quick_hash)
+    eviction = make_policy(engine.eviction)
+    kv = KVCache(KV_FORMAT, engine.kv_blocks, model="simulated", block_hash=_quick_hash, policy=eviction)
     targets = targets or Targets()
     scheduler = policy.build(
         kv, max_num_seqs=engine.max_num_seqs, max_model_len=engine.max_model_len, targets=targets, window=window
