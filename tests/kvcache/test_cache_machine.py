@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from firsttoken.core.cache_miss import MissReason
 from firsttoken.core.clock import now_ns
 from firsttoken.core.request import Request
+from firsttoken.core.retention import Retention
 from firsttoken.core.service import ServiceClass
 from firsttoken.kvcache import CachedShard
 from firsttoken.kvcache.eviction.interface import EvictionPolicy, Shard
@@ -25,6 +26,8 @@ PROMPTS = st.builds(
     st.lists(st.sampled_from([(0, 0, 0, 0), (0, 0, 0, 0), (1, 1, 0, 1)]), max_size=6),
     st.lists(st.integers(0, 1), min_size=1, max_size=5),
 )
+# The shortest are over before anything else happens.
+WISHES = st.builds(Retention, st.sampled_from([1, 10**12]), st.none() | st.sampled_from([0, 1, 2]), st.booleans())
 
 
 class AnyOffered:
@@ -124,11 +127,15 @@ class CacheMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "s"]),
         service=st.sampled_from(ServiceClass),
         keep=st.booleans(),
+        wish=st.none() | WISHES,
     )
-    def admit(self, prompt: list[int], salt: str, service: ServiceClass, keep: bool) -> None:
+    def admit(
+        self, prompt: list[int], salt: str, service: ServiceClass, keep: bool, wish: Retention | None
+    ) -> None:
         self.count += 1
         request = make_request(self.count, prompt, salt)
         request.service = service
+        request.retention = wish
         if keep:
             request.keep_until_ns = now_ns() + 10**12
         cached, found = self.cache.match(request)
@@ -201,6 +208,8 @@ class CacheMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.live))
         if register:
             self.commit(request)
+            if not forget:
+                assert (self.cache.keep(request) is None) == (request.retention is None)
         gives, available = self.cache.exclusive_blocks(request), self.cache.available
         self.cache.release(request, forget=forget)
         assert self.cache.available == available + gives

@@ -138,7 +138,9 @@ async def test_tenants_and_shares_come_from_the_key(keyed):
     assert (gold.share, silver.share, batch.share, plain.share) == (3.0, 1.0, 0.5, 1.0)
     assert gold.tenant == again.tenant, "a second key of one name is the same caller"
     assert len({one.tenant for one in keyed.seen}) == 4
-    assert all(one.tenant and one.salt == f"{one.tenant}/x" for one in keyed.seen)
+    assert all(one.salt.endswith("/x") for one in keyed.seen)
+    assert gold.salt == again.salt
+    assert len({one.salt for one in keyed.seen}) == 4
 
 
 # ----------------------------------------------------------------------- deadlines

@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 from firsttoken.core.cache_miss import Miss
+from firsttoken.core.retention import Retention
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
@@ -20,7 +21,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     caller gave none), so that preemption and replay repeat the same tokens. ``stop_ids`` are all ids that end the
     text: the model's end tokens (unless ``ignore_eos``) and the caller's ``stop_token_ids``. ``service`` is a
     `ServiceClass`, ``priority`` orders inside it (lower first), and ``tenant`` names who shares the class with others,
-    in proportion to ``share``. A request that has not started by ``deadline_ns`` never does; 0 for none.
+    in proportion to ``share``. A request that has not started by ``deadline_ns`` never does; 0 for none. ``retention``
+    is the caller's wish for its KV.
     """
 
     id: int
@@ -35,6 +37,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     share: float = 1.0
     deadline_ns: int = 0
+    retention: Retention | None = None
     stamps: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
@@ -52,7 +55,8 @@ class Request:
     that are in flight, whose tokens only the device knows yet.
 
     ``miss`` says why no more than ``num_cached`` tokens were cached, None when no more could be. What it uses is to be
-    kept in the KV cache until ``keep_until_ns``, 0 for no wish.
+    kept in the KV cache until ``keep_until_ns``, 0 for no wish. Its ``retention`` begins when it ends: ``kept`` says
+    whether there was room for that, None without such a wish.
     """
 
     __slots__ = (
@@ -60,6 +64,7 @@ class Request:
         "finish_reason",
         "first_scheduled",
         "keep_until_ns",
+        "kept",
         "max_tokens",
         "miss",
         "num_cached",
@@ -73,6 +78,7 @@ class Request:
         "preemptions",
         "priority",
         "request_id",
+        "retention",
         "salt",
         "seed",
         "service",
@@ -98,6 +104,7 @@ class Request:
         self.tenant = wire.tenant
         self.share = wire.share
         self.deadline_ns = wire.deadline_ns
+        self.retention = wire.retention
         self.tokens: array[int] = array("I", wire.prompt)
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
@@ -113,8 +120,15 @@ class Request:
         self.stop_reason: int | None = None
         self.miss: Miss | None = None
         self.keep_until_ns = 0
+        self.kept: bool | None = None
         self.timeline = Timeline(list(wire.stamps))
         self.timeline.stamp(Mark.ARRIVED)
+
+    @property
+    def kv_class(self) -> int:
+        """The class by which eviction scores what it uses."""
+        wish = self.retention
+        return self.service if wish is None or wish.service is None else wish.service
 
     @property
     def num_tokens(self) -> int:

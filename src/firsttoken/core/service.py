@@ -8,6 +8,7 @@ import msgspec
 
 from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.errors import ConfigError, InvalidRequest
+from firsttoken.core.retention import Retention
 
 
 class ServiceClass(IntEnum):
@@ -68,11 +69,12 @@ class ClassTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class KeyRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an API key may ask for: no class better than ``max_class``, and ``service_class`` where a request names
     none (by default P2, or ``max_class`` where that is worse). Inside a class, keys are served in proportion to their
-    ``share``. Raises `ConfigError`."""
+    ``share``. Keys of one ``cache_group`` share cached prefixes; "": none with others. Raises `ConfigError`."""
 
     max_class: ServiceClass = ServiceClass.P0
     service_class: ServiceClass | None = None
     share: float = 1.0
+    cache_group: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.share < float("inf"):
@@ -110,6 +112,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     salt: str = ""
     deadline_ns: int = 0
+    retention: Retention | None = None
 
 
 DEFAULT_TERMS = Terms()

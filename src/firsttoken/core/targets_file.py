@@ -11,7 +11,7 @@
     starts_within = "30s"
     max_waiting = 64
     [keys]
-    "key-name" = { max_class = "p0", class = "p1", share = 1.0 }
+    "key-name" = { max_class = "p0", class = "p1", share = 1.0, cache_group = "team-a" }
 
 What a class leaves out stays as it is without a file. Every error says the file, the place in it and the value.
 """
@@ -146,6 +146,12 @@ def _class_name(value: Any) -> ServiceClass:
     return ServiceClass(CLASS_NAMES.index(value))
 
 
+def _group_name(value: Any) -> str:
+    if not isinstance(value, str) or KEY_NAME.fullmatch(value) is None:
+        raise ValueError("a group's name has letters, digits, '.', '_' and '-' only")
+    return value
+
+
 _CLASS_FIELDS: dict[str, Callable[[Any], Any]] = {
     "ttft_p99": _milliseconds,
     "itl_p99": _milliseconds,
@@ -154,7 +160,12 @@ _CLASS_FIELDS: dict[str, Callable[[Any], Any]] = {
     "weight": _number,
     "max_waiting": _count,
 }
-_KEY_FIELDS: dict[str, Callable[[Any], Any]] = {"max_class": _class_name, "class": _class_name, "share": _number}
+_KEY_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "max_class": _class_name,
+    "class": _class_name,
+    "share": _number,
+    "cache_group": _group_name,
+}
 
 
 def _shown(value: Any) -> str:

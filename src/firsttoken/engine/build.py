@@ -154,5 +154,6 @@ def describe(config: EngineConfig, checkpoint: Checkpoint, account: StartAccount
         quantization=executor.quantization,
         kv_dtype=executor.kv_format.dtype,
         device_name=device_name,
+        kv_outlives=config.disk is not None,
         start_ms={part: round(ms, 1) for part, ms in account.parts.items()},
     )

@@ -20,6 +20,7 @@ from firsttoken.core.service import Targets
 from firsttoken.engine.class_gauges import ClassGauges
 from firsttoken.engine.foresight import Foresight
 from firsttoken.engine.host_clock import HostClock
+from firsttoken.engine.kv_gauges import KVGauges
 from firsttoken.engine.step_gauges import StepGauges
 from firsttoken.executor.interface import Executor, StepHandle
 from firsttoken.kvcache import KVCache
@@ -103,6 +104,7 @@ class EngineLoop:
         self._admission = admission or Admission(Targets(), scheduler.config.max_num_seqs)
         self._backlog = self._admission.backlog
         self._gauges = ClassGauges(self._admission)
+        self._kv_gauges = KVGauges(kv)
         self._step_time = step_time
         self._step_gauges = StepGauges(step_time)
         self._foresight = Foresight(step_time)
@@ -228,6 +230,8 @@ class EngineLoop:
         request = self._scheduler.abort(request_id)
         if request is not None:
             self._backlog.ended(request)
+            if request.first_scheduled and not request.num_output:
+                self._kv_gauges.prompt(request)
             self._tell_end(_last_delta(request, [], "abort"))
 
     # ------------------------------------------------------------------ steps
@@ -310,18 +314,13 @@ class EngineLoop:
         request = update.request
         tokens = [] if update.token is None else [update.token]
         logprobs = None if update.logprobs is None else [update.logprobs]
+        if request.num_output == len(tokens):  # its first token, or it failed before that
+            self._kv_gauges.prompt(request)
+            if request.finish_reason is None:
+                self._deltas.append(_first_delta(request, tokens, logprobs))
+                return
         if request.finish_reason is None:
-            # The first delta brings the stamps so far: the front end may end the request itself (a stop string).
-            first = request.num_output == 1
-            self._deltas.append(
-                RequestDelta(
-                    request.request_id,
-                    tokens,
-                    logprobs,
-                    cached_tokens=request.num_cached,
-                    stamps=_engine_stamps(request) if first else [],
-                )
-            )
+            self._deltas.append(RequestDelta(request.request_id, tokens, logprobs, cached_tokens=request.num_cached))
             return
         self._tell_end(_last_delta(request, tokens, request.finish_reason, logprobs=logprobs, error=update.error))
 
@@ -344,7 +343,7 @@ class EngineLoop:
         stats = self._told_stats
         if stats is None or now - stats.heartbeat_ns > STATS_NS:
             stats = self._told_stats = self._stats(now)
-        self._channel.send(StepOutputs(deltas, stats))
+        self._channel.send(StepOutputs(deltas, stats, self._kv_gauges.read(now)))
 
     def _stats(self, now: int) -> EngineStats:
         kv, scheduler, counters = self._kv.stats(), self._scheduler, self._scheduler.counters
@@ -397,6 +396,20 @@ def _turned_away(request_id: int, refusal: Refusal) -> Refused:
     return Refused(request_id, refusal.message, code="overloaded", retry_after_s=refusal.retry_after_s)
 
 
+def _first_delta(request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> RequestDelta:
+    """It brings all that is known of the start: the front end may end the request itself (a stop string)."""
+    return RequestDelta(
+        request.request_id,
+        tokens,
+        logprobs,
+        cached_tokens=request.num_cached,
+        stamps=_engine_stamps(request),
+        cached_host=request.num_cached_host,
+        cached_disk=request.num_cached_disk,
+        miss=request.miss,
+    )
+
+
 def _last_delta(
     request: Request,
     tokens: list[int],
@@ -420,6 +433,7 @@ def _last_delta(
         cached_host=request.num_cached_host,
         cached_disk=request.num_cached_disk,
         miss=request.miss,
+        kept=request.kept,
     )
 
 

@@ -362,6 +362,7 @@ class StubLoop:
                 code=None if fault is None else fault.code,
                 cached_tokens=request.num_cached,
                 stamps=stamps,
+                kept=_kept(request) if request.finish_reason is not None else None,
             )
         )
 
@@ -393,6 +394,12 @@ class StubLoop:
         self._stopping = True
         if not fault.silent:
             self._end.send(Failed(fault.message))
+
+
+def _kept(request: Request) -> bool | None:
+    """The stub has room for every wish."""
+    wish = request.retention
+    return True if wish is not None and wish.ttl_ns else None
 
 
 def _with_options(config: StubConfig | None, options: dict[str, object]) -> StubConfig:

@@ -94,6 +94,7 @@ class Admission:
                 tenant=terms.tenant,
                 share=terms.share,
                 deadline_ns=terms.deadline_ns,
+                retention=terms.retention,
                 stamps=stamps,
             )
             for index in range(params.n)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from firsttoken.checkpoint.model_config import GenerationConfig
+from firsttoken.core.cache_hint import CacheHint, retention_of
 from firsttoken.core.clock import now_ns
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import EngineDead, EngineDraining, InvalidRequest
@@ -33,6 +34,7 @@ from firsttoken.text.pace import Pace
 from firsttoken.text.pool import RenderedPrompt, TextPool
 from firsttoken.text.tokenizer import Tokenizer
 from firsttoken.transport.channel import EngineHandle
+from firsttoken.transport.kv_report import KVReport
 from firsttoken.transport.messages import EngineInfo, EngineStats
 
 __all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]
@@ -168,6 +170,7 @@ class AsyncLLM:
 
     async def _connect(self, link: EngineLink) -> EngineInfo:
         link.on_stats, link.on_dead, link.on_idle = self._on_stats, self._on_dead, self._idle.set
+        link.on_kv = self.metrics.update_kv
         self._idle.set()
         link.listen()
         self._watch = asyncio.create_task(self._watch_engine(link))
@@ -198,6 +201,11 @@ class AsyncLLM:
     def stats(self) -> EngineStats:
         """The engine's latest gauges and totals."""
         return EngineStats() if self._link is None else self._link.stats
+
+    @property
+    def kv_report(self) -> KVReport | None:
+        """The latest of the KV cache's totals; None before the first."""
+        return None if self._link is None else self._link.kv
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -324,19 +332,21 @@ class AsyncLLM:
         priority: int = 0,
         service_class: str = "p2",
         deadline_ms: float | None = None,
+        cache_hint: CacheHint | Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As vLLM's: a stream of cumulative outputs, the last with ``finished``. Closing the generator (leaving the
         loop over it, cancelling its task) aborts the request. Raises what `open` and a `Generation` raise.
 
         Of two waiting requests the one of the better ``service_class`` ("p0", "p1", "p2") goes first, then the one
         with the lower ``priority``. One that has not started ``deadline_ms`` after the call never does, and raises
-        `DeadlineExceeded`.
+        `DeadlineExceeded`. ``cache_hint``: how long its KV should stay, see `core.cache_hint.CacheHint`.
         """
         timeline = Timeline()
         timeline.stamp(Mark.RECEIVED)
         service = class_named(service_class)
         deadline_ns = 0 if deadline_ms is None else deadline_after(timeline.times[0], deadline_ms)
-        terms = Terms(service=service, priority=priority, deadline_ns=deadline_ns)
+        retention = retention_of(cache_hint)
+        terms = Terms(service=service, priority=priority, deadline_ns=deadline_ns, retention=retention)
         await self.start()
         timeline.stamp(Mark.PARSED)
         params = default_params(self.generation_config) if sampling_params is None else sampling_params

@@ -14,6 +14,7 @@ from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead, FirstTokenError
 from firsttoken.core.request import EngineRequest
 from firsttoken.transport.channel import ChannelClosed, EngineHandle
+from firsttoken.transport.kv_report import KVReport
 from firsttoken.transport.messages import (
     Abort,
     EngineInfo,
@@ -57,9 +58,11 @@ class EngineLink:
         # Who waits may give up, the start goes on: a cancelled wait must not count as an engine that is ready.
         self.ready.set_running_or_notify_cancel()
         self.stats = EngineStats()
+        self.kv: KVReport | None = None  # the latest
         self.error: EngineDead | None = None
         self.on_idle: Callable[[], None] = _nothing  # no request is left
         self.on_stats: Callable[[EngineStats], None] = _ignore
+        self.on_kv: Callable[[KVReport], None] = _ignore
         self.on_dead: Callable[[], None] = _nothing
         self._sinks: dict[int, Sink] = {}
         self._fresh: set[int] = set()  # live requests that have got nothing yet
@@ -184,6 +187,9 @@ class EngineLink:
     def _on_step(self, step: StepOutputs) -> None:
         self.stats = step.stats
         self.on_stats(step.stats)
+        if step.kv is not None:
+            self.kv = step.kv
+            self.on_kv(step.kv)
         ns = now_ns()
         deltas = step.deltas
         firsts = [delta for delta in deltas if delta.id in self._fresh] if self._fresh else []
@@ -252,5 +258,5 @@ def _nothing() -> None:
     """The default for callbacks that nobody set."""
 
 
-def _ignore(_: EngineStats) -> None:
-    """The same, of stats."""
+def _ignore(_: object) -> None:
+    """The same, of numbers."""

@@ -7,12 +7,13 @@ import threading
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from firsttoken.checkpoint.model_config import GenerationConfig
+from firsttoken.core.cache_hint import CacheHint, retention_of
 from firsttoken.core.engine_args import DEFAULT_MODEL, EngineArgs
 from firsttoken.core.errors import EngineDead, InvalidRequest
 from firsttoken.core.outputs import RequestOutput
@@ -31,6 +32,7 @@ from firsttoken.frontend.times import RequestTimes
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.tokenizer import Tokenizer
 from firsttoken.transport.channel import EngineHandle
+from firsttoken.transport.kv_report import KVReport
 from firsttoken.transport.messages import EngineInfo, EngineStats, Refused, RequestDelta
 
 # How often a wait looks whether the engine still lives, should its channel not say so.
@@ -40,6 +42,8 @@ _STOP_S = 5.0
 Params = SamplingParams | Sequence[SamplingParams] | None
 Classes = str | Sequence[str]
 Priorities = int | Sequence[int] | None
+Hint = CacheHint | Mapping[str, Any] | None
+Hints = Hint | Sequence[Hint]
 Arrival = tuple[RequestDelta, int] | Refused | EngineDead
 
 
@@ -115,6 +119,7 @@ class LLM:
         use_tqdm: bool = False,
         service_class: Classes = "p2",
         priority: Priorities = None,
+        cache_hint: Hints = None,
     ) -> list[RequestOutput]:
         """One output for each prompt, in their order.
 
@@ -122,12 +127,15 @@ class LLM:
         ``sampling_params``: one for all, one for each, or None for the checkpoint's defaults. All prompts are checked
         before any is started. ``use_tqdm`` shows progress on stderr. ``service_class``, "p0", "p1" or "p2": one for
         all or one for each; the best goes first, and inside a class the lowest ``priority``, as in vLLM: one for all or
-        one for each too. More than may wait in the engine wait here. Raises `InvalidRequest`,
-        `GenerationFailed` when a request failed in the engine, `Overloaded` when others leave it no room, `EngineDead`.
+        one for each too. ``cache_hint``: how long a prompt's KV should stay (`core.cache_hint.CacheHint` or a dict
+        of its fields), one for all or one for each. More than may wait in the engine wait here.
+
+        Raises `InvalidRequest`, `GenerationFailed` when a request failed in the engine, `Overloaded` when others leave
+        it no room, `EngineDead`.
         """
         items = split_prompts(prompts)
         params = self._params_for(len(items), sampling_params)
-        terms = _terms_for(len(items), service_class, priority)
+        terms = _terms_for(len(items), service_class, priority, cache_hint)
         jobs = []
         for number, (item, one, on) in enumerate(zip(items, params, terms, strict=True)):
             timeline = Timeline()
@@ -148,12 +156,13 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         service_class: Classes = "p2",
         priority: Priorities = None,
+        cache_hint: Hints = None,
     ) -> list[RequestOutput]:
         """`generate` for one conversation, or several, by the checkpoint's chat template. Raises as `generate`."""
         several = bool(messages) and not isinstance(messages[0], dict)
         conversations: list[Any] = list(messages) if several else [messages]
         params = self._params_for(len(conversations), sampling_params)
-        terms = _terms_for(len(conversations), service_class, priority)
+        terms = _terms_for(len(conversations), service_class, priority, cache_hint)
         template, tokenizer = self._text.chat_template, self.get_tokenizer()
         if template is None:
             raise InvalidRequest(f"model {self.info.model!r} has no chat template: use generate", param="messages")
@@ -190,6 +199,11 @@ class LLM:
     def stats(self) -> EngineStats:
         """The engine's latest gauges and totals."""
         return self._link.stats
+
+    @property
+    def kv_report(self) -> KVReport | None:
+        """The latest of the KV cache's totals; None before the first."""
+        return self._link.kv
 
     def close(self) -> None:
         """Stop the engine. Idempotent; also happens when the object is dropped or the program ends."""
@@ -349,12 +363,17 @@ class _Batch:
         return job
 
 
-def _terms_for(count: int, classes: Classes, priorities: Priorities) -> list[Terms]:
+def _terms_for(count: int, classes: Classes, priorities: Priorities, hints: Hints) -> list[Terms]:
     named = [classes] * count if isinstance(classes, str) else list(classes)
     if priorities is None:
         priorities = 0
     ordered: list[Any] = list(priorities) if isinstance(priorities, list | tuple) else [priorities] * count
-    for param, what, given in (("service_class", "service classes", named), ("priority", "priorities", ordered)):
+    hinted: list[Any] = list(hints) if isinstance(hints, list | tuple) else [hints] * count
+    for param, what, given in (
+        ("service_class", "service classes", named),
+        ("priority", "priorities", ordered),
+        ("cache_hint", "cache hints", hinted),
+    ):
         if len(given) != count:
             raise InvalidRequest(
                 f"{len(given)} {what} for {count} prompts: give one for all or one for each", param=param
@@ -362,7 +381,10 @@ def _terms_for(count: int, classes: Classes, priorities: Priorities) -> list[Ter
     for priority in ordered:
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise InvalidRequest(f"priority must be a whole number, got {priority!r:.80}", param="priority")
-    return [Terms(service=class_named(one), priority=own) for one, own in zip(named, ordered, strict=True)]
+    return [
+        Terms(service=class_named(one), priority=own, retention=retention_of(hint))
+        for one, own, hint in zip(named, ordered, hinted, strict=True)
+    ]
 
 
 @contextmanager

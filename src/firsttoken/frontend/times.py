@@ -21,7 +21,7 @@ class RequestTimes:
         self.token_times: list[int] = []  # when each token arrived
         self._sent = timeline.stamps()
         self._engine: list[tuple[int, int]] = []
-        self._found: RequestDelta | None = None  # what came last, and tells of tiers
+        self._found: RequestDelta | None = None  # the first, then the last: they tell of tiers
 
     def note(self, delta: RequestDelta, ns: int) -> None:
         """Take what ``delta``, which arrived at ``ns``, says besides its tokens.
@@ -34,7 +34,7 @@ class RequestTimes:
             self.timeline.extend(fresh)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         self.preemptions = max(self.preemptions, delta.preemptions)
-        if delta.finish_reason is not None:
+        if delta.finish_reason is not None or self._found is None:
             self._found = delta
         self.token_times += [ns] * len(delta.tokens)
 
@@ -54,6 +54,7 @@ class RequestTimes:
             cached_host=found.cached_host if found is not None else 0,
             cached_disk=found.cached_disk if found is not None else 0,
             miss=found.miss if found is not None else None,
+            kept=found.kept if found is not None else None,
             preemptions=self.preemptions,
             token_times=self.token_times,
         )

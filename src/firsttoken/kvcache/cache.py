@@ -36,7 +36,7 @@ from firsttoken.kvcache.pins import QUOTA, Pins
 from firsttoken.kvcache.prefix_index import BlockHash, Match, PrefixIndex, hash_block
 from firsttoken.kvcache.registrar import Registrar, ShardTokens, default_shard_tokens
 from firsttoken.kvcache.shards import CachedShard
-from firsttoken.kvcache.stats import KVStats
+from firsttoken.kvcache.stats import EvictionCounts, KVStats
 from firsttoken.kvcache.tiers.restore import Restored
 from firsttoken.kvcache.tiers.tiers import Prompt, Tiers
 
@@ -180,6 +180,8 @@ class KVCache:
         for shard in shards:
             self._evictor.hold(shard, request, now)
             blocks += shard.blocks
+        if self._pins.conditional and shards:
+            self._evictor.continued(shards[-1], request.num_tokens, now)
         self.pool.share(blocks)
         found = len(blocks)
         blocks += self._take(self.blocks_for(request.num_tokens) - found, request)
@@ -221,6 +223,17 @@ class KVCache:
         data = self._tokens_of(request, holding.registered, full)
         self._registrar.register(holding, data, request, now_ns())
 
+    def keep(self, request: Request) -> bool | None:
+        """Begin the retention that a request wished for, which ends now, before it is released. False when it was not
+        granted, None when there is no such wish."""
+        wish = request.retention
+        if wish is None or not wish.ttl_ns:
+            return None
+        holding = self._holdings.get(request.request_id)
+        chain = holding.chain() if holding is not None and (holding.tail is None or holding.tail.live) else []
+        beyond = request.num_prompt if wish.once else None
+        return self._pins.hold(chain, wish.ttl_ns, now_ns(), beyond)
+
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Give all blocks of a request back; what was registered stays findable until evicted.
 
@@ -242,6 +255,8 @@ class KVCache:
                 self.pool.forget(shard.blocks)
         if chain[0].live and not chain[0].told:
             self._evictor.settle(chain[0], request, now)
+        if self._pins.timed:
+            self._pins.renew(chain, now)
         for shard in chain:
             self.pool.drop(reversed(shard.blocks), keep=shard.live)
             if shard.live:
@@ -305,7 +320,13 @@ class KVCache:
             other_salt=self._misses.other_salt,
             kept=self._pins.blocks,
             ignored_keeps=self._pins.ignored,
+            held_wishes=self._pins.held_wishes,
+            ignored_wishes=self._pins.ignored_wishes,
         )
+
+    def evictions(self) -> EvictionCounts:
+        misses = self._misses
+        return EvictionCounts([list(row) for row in misses.evictions], list(misses.early), misses.kept)
 
     def check_unused(self) -> None:
         """Raise `AssertionError` unless every block is free or cached and nobody holds one: true whenever there is no

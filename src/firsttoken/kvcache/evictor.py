@@ -22,7 +22,7 @@ class User(Protocol):
     """Whoever uses a shard: what a request says of itself."""
 
     @property
-    def service(self) -> int: ...
+    def kv_class(self) -> int: ...
 
     @property
     def keep_until_ns(self) -> int: ...
@@ -50,7 +50,7 @@ class Evictor:
         shard.holders = 1
         shard.uses = 1
         shard.used_ns = now_ns
-        shard.service = ServiceClass(request.service)
+        shard.service = ServiceClass(request.kv_class)
 
     def settle(self, shard: CachedShard, request: User, now_ns: int) -> None:
         """It does not grow any more."""
@@ -64,8 +64,9 @@ class Evictor:
         shard.holders += 1
         shard.uses += 1
         shard.used_ns = now_ns
-        shard.service = min(shard.service, ServiceClass(request.service))
-        self._policy.used(shard, ServiceClass(request.service), now_ns)
+        service = ServiceClass(request.kv_class)
+        shard.service = min(shard.service, service)
+        self._policy.used(shard, service, now_ns)
         self._keep(shard, request, now_ns)
 
     def borrow(self, shard: CachedShard) -> None:
@@ -91,6 +92,29 @@ class Evictor:
         if was_offered:
             self._offer(shard, now_ns)
         return front
+
+    def continued(self, tail: CachedShard, num_tokens: int, now_ns: int) -> None:
+        """A request of ``num_tokens`` tokens goes on behind ``tail``: what was kept until then is kept no more, the
+        answers that it does not go on with included. O(shards of the chain, and those)."""
+        found, block = tail.next_block, tail.tokens // len(tail.blocks)
+
+        def is_over(shard: CachedShard) -> bool:
+            beyond = self.pins.beyond(shard)
+            return beyond is not None and beyond // block <= found and beyond < num_tokens
+
+        ended = dict.fromkeys(shard for shard in tail.up() if is_over(shard))
+        others = [child for shard in (tail, *ended) for child in shard.children.values()]
+        while others:
+            shard = others.pop()
+            if shard not in ended and is_over(shard):
+                ended[shard] = None
+                others += shard.children.values()
+        for shard in ended:
+            was_offered = shard.offered
+            self._withdraw(shard)
+            self.pins.left(shard)
+            if was_offered:
+                self._offer(shard, now_ns)
 
     def next_victim(self, now_ns: int) -> CachedShard | None:
         """The shard that the policy lets go, None when none is offered."""

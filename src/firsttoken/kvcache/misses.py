@@ -9,6 +9,7 @@ from typing import NamedTuple
 from firsttoken.core.cache_miss import Miss, MissReason
 from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.service import ServiceClass
+from firsttoken.kvcache.eviction.config import EvictionConfig
 from firsttoken.kvcache.prefix_index import Match
 from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
 
@@ -16,6 +17,7 @@ from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
 MAX_GHOSTS = 1 << 16
 # Continuations that a prompt is compared with: a common beginning may have thousands.
 MAX_COMPARED = 8
+_KEEP_NS = EvictionConfig().keep_ns
 
 _TOKEN_BITS = 8 * TOKEN_BYTES
 
@@ -43,16 +45,27 @@ class MissLog:
     A hash begins at the identity, salt included, so what others lost is not found. That the same tokens are known
     under another salt is counted here only (``other_salt``) and never told to the caller: it would tell what others
     send. For the same reason the count is no one's to read who may send prompts.
+
+    It counts evictions too, by the class of what went and of whom it made room for (``evictions``); ``early`` those, by
+    class, that went within ``keep_ns`` of their last use, which the default policy spares while it can, and ``kept``
+    those that a caller's wish still held.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, keep_ns: tuple[int, int, int] = _KEEP_NS) -> None:
         self.most_ghosts = min(MAX_GHOSTS, num_blocks)
         self.counts = dict.fromkeys(MissReason, 0)
         self.other_salt = 0  # of those never seen
         self._ghosts: OrderedDict[bytes, _Ghost] = OrderedDict()
+        self._keep_ns = keep_ns
+        self.evictions = [[0] * len(ServiceClass) for _ in ServiceClass]
+        self.early = [0] * len(ServiceClass)
+        self.kept = 0
 
     def evicted(self, shard: CachedShard, by: ServiceClass, now_ns: int) -> None:
         """It had to make room for a request of a class."""
+        self.evictions[shard.service][by] += 1
+        self.early[shard.service] += now_ns - shard.used_ns < self._keep_ns[shard.service]
+        self.kept += shard.keep_until_ns > now_ns
         first = shard.hashes[0]
         self._ghosts[first] = _Ghost(now_ns, by)
         self._ghosts.move_to_end(first)

@@ -12,7 +12,8 @@ class KVStats(msgspec.Struct, frozen=True):
     that come again included, ``hit_tokens`` were found and ``missed_tokens`` were not. The prompts (counted once) that
     were not found to the end are told by reason: ``never_seen``, ``evicted``, ``diverged``. ``other_salt`` of the first
     are known under another salt, which whoever may send prompts must not be told. ``kept`` blocks are kept because
-    callers asked for it, and ``ignored_keeps`` such wishes of shards were not granted.
+    callers asked for it, and ``ignored_keeps`` such wishes of shards were not granted. ``held_wishes`` of
+    requests were granted and ``ignored_wishes`` were not.
     """
 
     total: int
@@ -29,3 +30,14 @@ class KVStats(msgspec.Struct, frozen=True):
     other_salt: int
     kept: int
     ignored_keeps: int
+    held_wishes: int
+    ignored_wishes: int
+
+
+class EvictionCounts(msgspec.Struct, frozen=True):
+    """``shards[of][by]`` of a class went for the sake of a request of class ``by``. ``early`` of each class went before
+    their class's time was over, and ``kept`` of all while a caller's wish held."""
+
+    shards: list[list[int]]
+    early: list[int]
+    kept: int

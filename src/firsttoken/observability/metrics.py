@@ -16,6 +16,8 @@ from prometheus_client.registry import Collector
 
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.service import CLASS_NAMES
+from firsttoken.observability.kv_metrics import kv_families
+from firsttoken.transport.kv_report import KVReport
 from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats, StepTimeErrors
 
 Outcome = Literal["finished", "aborted", "refused", "expired", "failed"]
@@ -40,6 +42,7 @@ class EngineCollector(Collector):
     def __init__(self) -> None:
         self.stats = EngineStats()
         self.info: EngineInfo | None = None
+        self.kv: KVReport | None = None
 
     def collect(self) -> Iterator[Metric]:
         # One read of the reference: a scrape in another thread sees one consistent set of numbers.
@@ -48,6 +51,9 @@ class EngineCollector(Collector):
         yield from _counters(stats)
         yield from _classes(stats.classes)
         yield _step_time_errors(stats.step_time_errors)
+        kv = self.kv
+        if kv is not None:
+            yield from kv_families(kv)
         if self.info is not None:
             yield _info(self.info)
 
@@ -130,6 +136,10 @@ class FrontendMetrics:
     def update(self, stats: EngineStats) -> None:
         """Take over the engine's latest numbers (with every step, and with heartbeats when idle)."""
         self._engine.stats = stats
+
+    def update_kv(self, report: KVReport) -> None:
+        """Take over the KV cache's latest totals."""
+        self._engine.kv = report
 
     def set_info(self, info: EngineInfo) -> None:
         """Publish what the engine runs, as labels of ``firsttoken_engine_info``."""

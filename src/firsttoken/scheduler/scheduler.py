@@ -373,6 +373,7 @@ class Scheduler:
         failed = reason == "error"
         if not failed:
             self.kv.commit(request)
+            request.kept = self.kv.keep(request)
         self.kv.release(request, forget=failed)
         if request.status is Status.RUNNING:
             self._running.leave(ticket)

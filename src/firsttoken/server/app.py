@@ -40,7 +40,7 @@ class FirstTokenApp:
         self.live: Live = state.live
         self._app: App = _Router(state)
         if config.api_keys:
-            self._app = ApiKeys(self._app, config.named_keys())
+            self._app = ApiKeys(self._app, config.named_keys(), lasting=llm.info.kv_outlives)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)

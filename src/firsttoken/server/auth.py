@@ -10,6 +10,7 @@ from firsttoken.server.access import log_refusal
 from firsttoken.server.call import CALLER, JSON, App, Caller, Receive, Scope, Send, given_id, header
 from firsttoken.server.config import ApiKey
 from firsttoken.server.errors import ApiError
+from firsttoken.server.salts import cache_salts
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/progress"})
 
@@ -17,19 +18,19 @@ OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/pro
 class ApiKeys:
     """ASGI middleware: 401 without one of the keys, on every path but the health checks.
 
-    Only SHA-256 digests are kept and compared, each in constant time and all of them always. A key's digest also
-    names the tenant, so that cached prefixes are not shared between keys; keys of one name are one tenant, that of the
-    first, so that a key can be replaced while its holder still uses the old one.
+    Only SHA-256 digests are kept and compared, each in constant time and all of them always. A key is a tenant of its
+    own; keys of one name are one tenant, so that a key can be replaced while its holder still uses the old one.
+    ``lasting``: what they cache outlives the process (`salts`).
     """
 
-    def __init__(self, app: App, keys: Sequence[ApiKey]) -> None:
+    def __init__(self, app: App, keys: Sequence[ApiKey], *, lasting: bool = False) -> None:
         self._app = app
         self._callers: list[tuple[bytes, Caller]] = []
         named: dict[str, Caller] = {}
-        for one in keys:
+        for one, salt in zip(keys, cache_salts(keys, lasting=lasting), strict=True):
             digest = hashlib.sha256(one.key.encode()).digest()
             tenant = hashlib.sha256(b"firsttoken/tenant" + digest).hexdigest()
-            caller = Caller(tenant, one.rule)
+            caller = Caller(tenant, one.rule, salt)
             self._callers.append((digest, named.setdefault(one.name, caller) if one.name else caller))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

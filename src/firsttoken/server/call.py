@@ -51,10 +51,12 @@ _NOT_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who holds the key of a request. ``tenant`` isolates cached prefixes, and is who shares a class by ``rule``."""
+    """Who holds the key of a request. ``tenant`` is who shares a class by ``rule``, ``salt`` what his cached prefixes
+    begin with."""
 
     tenant: str
     rule: KeyRule
+    salt: str = ""
 
 
 _ANYBODY = Caller("", KeyRule())

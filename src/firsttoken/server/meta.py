@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from firsttoken.observability.kv_dashboard import kv_dashboard
 from firsttoken.observability.metrics import CONTENT_TYPE
 from firsttoken.server.encode import to_json
 from firsttoken.server.state import AppState, model_not_found
@@ -22,6 +23,7 @@ def meta_routes(state: AppState) -> list[Route]:
         Route("/v1/models/{name:path}", routes.model, methods=["GET"]),
         Route("/version", routes.version, methods=["GET"]),
         Route("/metrics", routes.metrics, methods=["GET"]),
+        Route("/v1/kv", routes.kv, methods=["GET"]),
         Route("/health", routes.live, methods=["GET"]),
         Route("/health/live", routes.live, methods=["GET"]),
         Route("/health/ready", routes.ready, methods=["GET"]),
@@ -59,6 +61,11 @@ class _Meta:
     async def metrics(self, _: Request) -> Response:
         text = await asyncio.to_thread(self._llm.metrics.render)
         return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    async def kv(self, _: Request) -> Response:
+        """What the KV cache holds, found and lost, for a dashboard."""
+        llm = self._llm
+        return _json(kv_dashboard(llm.info, llm.stats, llm.kv_report))
 
     async def live(self, _: Request) -> Response:
         """Alive until the engine is dead: draining and busy servers live."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from firsttoken.core.cache_hint import CacheHint
+
 Number = int | float
 ABSENT = msgspec.Raw()
 
@@ -53,6 +55,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     # ours
     timings: bool | None = None
     deadline_ms: Number | None = None
+    cache_hint: CacheHint | None = None
     # harmless: they change nothing that a caller could see
     user: str | None = None
     metadata: dict[str, Any] | None = None

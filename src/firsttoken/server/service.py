@@ -6,6 +6,7 @@ some clients take no other.
 
 from __future__ import annotations
 
+from firsttoken.core.retention import Retention
 from firsttoken.core.service import CLASS_NAMES, ServiceClass, Terms, class_named, deadline_after
 from firsttoken.server.call import Caller
 from firsttoken.server.errors import ApiError, bad_request
@@ -31,15 +32,34 @@ def agree(request: GenerationRequest, caller: Caller, arrived_ns: int) -> tuple[
     Raises `ApiError`: 400 naming a field, 403 for a class that is better than the key may have.
     """
     service = _service(request.service_tier, caller)
+    retention = _retention(request, caller)
     terms = Terms(
         service=service,
         priority=_priority(request),
         tenant=caller.tenant,
         share=caller.rule.share,
-        salt=_cache_salt(request, caller.tenant),
+        salt=_cache_salt(request, caller.salt),
         deadline_ns=0 if request.deadline_ms is None else deadline_after(arrived_ns, request.deadline_ms),
+        retention=retention,
     )
     return terms, _answered(request.service_tier, service)
+
+
+def _retention(request: GenerationRequest, caller: Caller) -> Retention | None:
+    if request.cache_hint is None:
+        return None
+    retention = request.cache_hint.retention()
+    best = caller.rule.max_class
+    if retention.service is not None and retention.service < best:
+        raise ApiError(
+            403,
+            f"cache_hint.priority {request.cache_hint.priority!r} is a better class than this API key may have: send "
+            f"{best.label!r}, or leave it out",
+            type_="permission_error",
+            param="cache_hint.priority",
+            code="cache_priority_not_allowed",
+        )
+    return retention
 
 
 def _service(tier: str | None, caller: Caller) -> ServiceClass:
@@ -79,11 +99,11 @@ def _priority(request: GenerationRequest) -> int:
     return value
 
 
-def _cache_salt(request: GenerationRequest, tenant: str) -> str:
-    """What isolates this request's cached prefixes: the tenant (from the API key) and the caller's own salt."""
+def _cache_salt(request: GenerationRequest, salt: str) -> str:
+    """What isolates this request's cached prefixes: its key's salt (`salts`) and the caller's own."""
     own = request.cache_salt
     if own is None:
-        return tenant
+        return salt
     if not 1 <= len(own) <= MAX_SALT_CHARS:
         raise bad_request(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, got {len(own)}", "cache_salt")
-    return f"{tenant}/{own}"
+    return f"{salt}/{own}"

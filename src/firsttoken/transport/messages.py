@@ -9,6 +9,7 @@ import msgspec
 from firsttoken.core.cache_miss import Miss
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest
+from firsttoken.transport.kv_report import KVReport
 
 # ---------------------------------------------------------------- to the engine
 
@@ -50,6 +51,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str
     device_name: str = ""  # as its vendor calls it
     start_ms: dict[str, float] = {}
+    kv_outlives: bool = False  # what callers send may be found after a restart
 
 
 class ClassStats(msgspec.Struct, frozen=True, array_like=True):
@@ -114,7 +116,8 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     there is one, is a stable word for it).
     ``stop_reason``: the token id that ended it, when it was one of the caller's ``stop_token_ids``.
     ``cached_tokens`` of the prompt were found, ``cached_host`` and ``cached_disk`` of them in lower tiers than the
-    device; ``miss`` says why no more were.
+    device; ``miss`` says why no more were. ``kept``: whether the request's wish for retention was granted, None without
+    one.
     """
 
     id: int
@@ -130,6 +133,7 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     cached_host: int = 0
     cached_disk: int = 0
     miss: Miss | None = None
+    kept: bool | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -139,10 +143,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
-    """Everything one turn of the loop has to say: one message, whatever the number of requests."""
+    """Everything one turn of the loop has to say: one message, whatever the number of requests. ``kv`` is there when it
+    has changed, a few times a second."""
 
     deltas: list[RequestDelta]
     stats: EngineStats
+    kv: KVReport | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -24,6 +24,10 @@ class Use(NamedTuple):
     service: int
     keep_until_ns: int = 0
 
+    @property
+    def kv_class(self) -> int:
+        return self.service
+
 
 class Lease:
     """The shards up to ``tail`` and their blocks stay as long as this is not released, whatever is split meanwhile."""

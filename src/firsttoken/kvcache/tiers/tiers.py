@@ -140,7 +140,7 @@ class Tiers:
         lease = None
         if host_end > found:
             match = self.host.find(prompt.root, prompt.data, host_end)
-            lease = self.host.lease(match, Use(request.service, request.keep_until_ns), now)
+            lease = self.host.lease(match, Use(request.kv_class, request.keep_until_ns), now)
         restore = Restore(found, host_end, blocks[found:end], lease, loads, now)
         self._restores[request.request_id] = restore
         self._stats.restores += 1
