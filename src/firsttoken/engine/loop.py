@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
 from firsttoken.core.errors import DeadlineExceeded
-from firsttoken.core.plan import RowWork, TokenLogprobs
+from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request
 from firsttoken.core.service import Targets
 from firsttoken.engine.class_gauges import ClassGauges
@@ -120,6 +120,7 @@ class EngineLoop:
         self._stalled = False  # no step is in flight, and the last plan had none
         self._last_ended_ns = 0  # of the last result, on the device
         self._due_ns = 0  # when the next step should be planned
+        self._was_early = False
         self._was_busy = False
         self._read_peak_memory = peak_memory
         self._peak_memory = 0
@@ -173,6 +174,7 @@ class EngineLoop:
     def _wait_s(self) -> float:
         """How long nothing but a message can bring work: without requests, and while all of them are held back."""
         early_ns = self._too_early_ns()
+        self._was_early = early_ns > 0
         if early_ns:
             return min(early_ns, max(early_ns // POLL_PART, POLL_NS)) / NS_PER_S
         if not self._has_work:
@@ -240,7 +242,8 @@ class EngineLoop:
         """Launch what may be in flight. False while it is too early for the next step: then no result is waited for,
         or the device would be without a step when those in flight end."""
         while len(self._flying) < self._depth:
-            if self._too_early_ns():
+            # What was late enough before the turn's messages came is so now.
+            if self._was_early and self._too_early_ns():
                 return False
             planned_ns = now_ns()
             planned = self._scheduler.plan()
@@ -255,7 +258,9 @@ class EngineLoop:
             work = self._backlog.planned(planned, self._scheduler.counters.preemptions)
             load, foreseen_ns = self._foresight.of(planned.plan)
             self._flying.append(_InFlight(planned, handle, load, foreseen_ns, planned_ns, submitted_ns, work))
-            self._foresee()
+            if len(self._flying) < self._depth:
+                self._foresee()
+                self._was_early = True
         return True
 
     def _harvest(self) -> None:
@@ -294,7 +299,7 @@ class EngineLoop:
                 harvested_ns=harvested,
                 decode_rows=load.decode_rows,
                 prefill_tokens=load.prefill_tokens,
-                context_tokens=load.decode_context + _chunk_context(step.planned.plan.work, load),
+                context_tokens=load.decode_context + (_chunk_context(step) if load.prefill_tokens else 0),
                 gc_ns=self._gc.take(),
                 run_queue_ns=self._take_run_queue(harvested),
                 forward_ns=result.forward_ns,
@@ -385,9 +390,9 @@ class EngineLoop:
         self._was_busy = busy
 
 
-def _chunk_context(work: list[RowWork], load: StepLoad) -> int:
+def _chunk_context(step: _InFlight) -> int:
     """The sum of the lengths of rows with chunks, which come last."""
-    return sum([row.start + row.count for row in work[load.decode_rows :]])
+    return sum([row.start + row.count for row in step.planned.plan.work[step.load.decode_rows :]])
 
 
 def _turned_away(request_id: int, refusal: Refusal) -> Refused:
