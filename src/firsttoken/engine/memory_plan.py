@@ -21,9 +21,9 @@ from firsttoken.executor.memory_plan.gpu import plan_gpu_work
 from firsttoken.executor.memory_plan.weights import plan_weights
 from firsttoken.kvcache.shard_size import recommend_shard_tokens
 
-# What CUDA's context and the kernels' own code take of a GPU, beside all that torch's allocator knows of. An estimate
-# until `benchmarks/gpu/plan.py` has measured it there.
-CONTEXT_BYTES = 600 << 20
+# What CUDA's context and the kernels' own code take of a GPU, beside all that torch's allocator knows of: 781
+# to 835 MiB on an H200 (`benchmarks/gpu/plan.py`).
+CONTEXT_BYTES = 810 << 20
 # So much memory that nothing is refused for its size: whether it fits is what is asked here.
 _ENDLESS = 1 << 50
 # The most requests that an engine may compute at once.
