@@ -245,6 +245,8 @@ class KVCache:
         holding = self._holdings.pop(request.request_id, None)
         if holding is None:
             return
+        if forget and self._tiers is not None and self.prefix_caching:
+            self._tiers.forget(self._prompt(request))
         # Last block first: what is taken next is then in order again.
         self.pool.drop(reversed(holding.unfindable()), keep=False)
         chain, now = holding.chain(), now_ns()
@@ -285,6 +287,11 @@ class KVCache:
             self._hit_tokens += restored.tokens
             self._missed_tokens -= restored.tokens
         return restored
+
+    def reclaim(self) -> bool:
+        """Have blocks that are borrowed available at once. False where there are none, and nothing has changed: else
+        what `probe` found must be looked up again."""
+        return bool(self._borrowed) and self._tiers is not None and self._tiers.reclaim()
 
     def borrow(self, tail: CachedShard) -> None:
         """Keep the blocks of a shard and of all before it, which a tier copies, until `give_back`."""

@@ -77,6 +77,7 @@ class Preemption:
         """Free blocks until every row of ``lacking`` can have one; removes from it and returns who had to go."""
         victims: list[Ticket] = []
         if len(lacking) > self._kv.available:
+            self._kv.reclaim()
             self.free_ended()
         while len(lacking) > self._kv.available:
             candidates = [ticket for ticket in self._running.tickets.values() if not ticket.request.all_planned]

@@ -10,14 +10,16 @@ from firsttoken.core.request import Request, Status
 from firsttoken.core.timeline import Mark
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler.queue import Ticket
+from firsttoken.scheduler.running import RunningSet
 from firsttoken.scheduler.step import Counters, StepBuilder
 
 
 class Restoring:
     """Nothing here costs anything while nobody restores."""
 
-    def __init__(self, kv: KVCache, counters: Counters) -> None:
+    def __init__(self, kv: KVCache, running: RunningSet, counters: Counters) -> None:
         self._kv = kv
+        self._running = running
         self._counters = counters
         self._waiting: dict[int, Ticket] = {}
         self._untold: dict[int, Request] = {}
@@ -41,6 +43,8 @@ class Restoring:
         if not self._kv.begin_restore(request):
             return False
         request.timeline.stamp(Mark.RESTORING)
+        self._running.hold_back(request)
+        self._untold.pop(request.request_id, None)  # of a start before this one
         self._waiting[request.request_id] = ticket
         return True
 
@@ -80,4 +84,5 @@ class Restoring:
         """Have the rows start that are part of a step for the first time."""
         for request in step.requests:
             if self._untold.pop(request.request_id, None) is not None:
+                self._running.told(request)
                 step.start(request, self._kv.blocks_of(request))

@@ -15,6 +15,7 @@ class RunningSet:
         self.tickets: dict[int, Ticket] = {}
         self._free = list(range(slots - 1, -1, -1))
         self._retired: list[int] = []
+        self._untold: set[int] = set()  # slots whose rows no plan has started yet
         self._of_class = [0 for _ in ServiceClass]
 
     def __len__(self) -> int:
@@ -37,9 +38,20 @@ class RunningSet:
         request = ticket.request
         del self.tickets[request.request_id]
         self._free.append(request.slot)
-        self._retired.append(request.slot)
+        if request.slot in self._untold:
+            self._untold.remove(request.slot)  # a row that nobody knows cannot be retired
+        else:
+            self._retired.append(request.slot)
         request.slot = -1
         self._of_class[ticket.service] -= 1
+
+    def hold_back(self, request: Request) -> None:
+        """Its row starts with a later plan than its slot was given with."""
+        self._untold.add(request.slot)
+
+    def told(self, request: Request) -> None:
+        """A plan starts its row."""
+        self._untold.remove(request.slot)
 
     def take_retired(self) -> list[int]:
         """Slots given back since the last call."""

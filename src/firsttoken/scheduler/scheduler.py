@@ -83,7 +83,7 @@ class Scheduler:
         self._queue = WaitingQueue(targets, max(1, config.max_num_seqs // AGED_PART), order.patience)
         self._reservation = KVReservation(kv, config.max_num_seqs)
         self._preemption = Preemption(kv, self._queue, self._running, self._reservation, self.counters)
-        self._restoring = Restoring(kv, self.counters)
+        self._restoring = Restoring(kv, self._running, self.counters)
         self._starting = Starting(
             config,
             targets,

@@ -129,6 +129,8 @@ class Starting:
         """True when neither it nor anybody behind it can start in this step."""
         full = turn.claimed or not self._running.free_slots or self._free(turn) <= 0
         # Any admission takes a block at least, since one token at least must be computed.
+        if full and not turn.claimed and self._running.free_slots and self._kv.reclaim():
+            full = self._free(turn) <= 0
         return (full and not self._running.worse_than(ticket.service)) or not turn.shares.open_for(ticket.service)
 
     def _free(self, turn: Turn) -> int:
@@ -155,7 +157,10 @@ class Starting:
         if known and ticket.cost > free and not self._may_evict(ticket, turn, blocks=True):
             return False
         probe = self._kv.probe(request)
-        need = probe.cost if ticket.aged else probe.cost + self._reservation.growth(request, free)
+        need = self._need(ticket, probe, free)
+        if need > free and not turn.claimed and self._kv.reclaim():
+            free, probe = self._free(turn), self._kv.probe(request)
+            need = self._need(ticket, probe, free)
         # The very block it needs next is computed by this step: in the next one it need not be computed again.
         patient = not ticket.aged and ticket.passes < self._config.max_passes
         if patient and follows(request, probe, turn.leaders):
@@ -169,6 +174,10 @@ class Starting:
             probe = self._kv.probe(request)  # what the victims gave back may be found now
         self._start(ticket, turn, probe)
         return True
+
+    def _need(self, ticket: Ticket, probe: Probe, free: int) -> int:
+        """Blocks that must be available, of which ``free`` are, for it to start."""
+        return probe.cost if ticket.aged else probe.cost + self._reservation.growth(ticket.request, free)
 
     def _may_evict(self, ticket: Ticket, turn: Turn, *, blocks: bool) -> bool:
         """True when it may take the place of others now; ``blocks``: it lacks those. If it only has to be patient yet,

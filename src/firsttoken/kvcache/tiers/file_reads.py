@@ -11,7 +11,7 @@ from firsttoken.kvcache.copy import CopyEngine
 from firsttoken.kvcache.disk import DiskStore, ShardMeta
 from firsttoken.kvcache.prefix_index import BlockHash
 from firsttoken.kvcache.shards import TOKEN_BYTES
-from firsttoken.kvcache.tiers.cost import WORTH, RecomputeCost
+from firsttoken.kvcache.tiers.cost import RestoreCost
 from firsttoken.kvcache.tiers.host_tier import HostTier
 from firsttoken.kvcache.tiers.restore import Load
 from firsttoken.kvcache.tiers.stats import TierStats
@@ -32,7 +32,7 @@ class FileReads:
         disk: DiskStore,
         host: HostTier,
         copies: CopyEngine,
-        recompute: RecomputeCost,
+        cost: RestoreCost,
         *,
         block_tokens: int,
         block_hash: BlockHash,
@@ -41,7 +41,7 @@ class FileReads:
         self._disk = disk
         self._host = host
         self._copies = copies
-        self._recompute = recompute
+        self._cost = cost
         self._block_tokens = block_tokens
         self._block_hash = block_hash
         self._stats = stats
@@ -54,7 +54,14 @@ class FileReads:
         ``parent``, up to ``limit`` blocks, if that is sooner than to compute it."""
         loads: deque[Load] = deque()
         metas = self._files(data, found, limit, parent)
-        if not metas or not self._is_worth(metas):
+        if not metas:
+            return loads
+        start, end = metas[0].start, metas[-1].start + metas[-1].num_tokens
+        total = (end - start) // self._block_tokens
+        seconds = self.seconds(total, len(metas)) + self._copies.seconds("host", "device", total)
+        # Where a read has not come for long, the disk hangs.
+        if any(load.late for load in self._unwanted) or not self._cost.is_worth(seconds, start, end):
+            self._stats.declined_tokens += end - start
             return loads
         for meta in metas:
             count = meta.num_tokens // self._block_tokens
@@ -68,9 +75,19 @@ class FileReads:
             loads.append(Load(meta.start // self._block_tokens, blocks, handle))
         return loads
 
-    def drop(self, loads: Iterable[Load]) -> None:
-        """Nobody wants them any more; their blocks come free when they have been read."""
-        self._unwanted.extend(loads)
+    def seconds(self, blocks: int, files: int) -> float:
+        """In how many seconds so many blocks of so many files would be read, behind what is pending."""
+        stats = self._disk.stats()
+        at_once = min(self._disk.config.threads, files)
+        nbytes = blocks * self._copies.block_bytes + stats.pending_read_bytes
+        return (stats.first_byte_ms or PRIOR_MS) / 1e3 + nbytes / 1e9 / ((stats.read_gb_s or PRIOR_GB_S) * at_once)
+
+    def drop(self, loads: Iterable[Load], *, late: bool = False) -> None:
+        """Nobody wants them any more (or longer: they are ``late``); their blocks come free when they have been
+        read."""
+        for load in loads:
+            load.late = late
+            self._unwanted.append(load)
 
     def done_with(self, blocks: list[int]) -> None:
         """What was read has been copied."""
@@ -118,16 +135,3 @@ class FileReads:
             if self._disk.span(hashes[count - 1]) == (at * self._block_tokens, count * self._block_tokens):
                 return count
         return 0
-
-    def _is_worth(self, metas: list[ShardMeta]) -> bool:
-        start = metas[0].start
-        tokens = sum(meta.num_tokens for meta in metas)
-        blocks = tokens // self._block_tokens
-        stats = self._disk.stats()
-        nbytes = blocks * self._copies.block_bytes + stats.pending_read_bytes
-        read_s = (stats.first_byte_ms or PRIOR_MS) / 1e3 + nbytes / 1e9 / (stats.read_gb_s or PRIOR_GB_S)
-        restore_s = read_s + self._copies.seconds("host", "device", blocks)
-        if restore_s < WORTH * self._recompute(start, start + tokens):
-            return True
-        self._stats.declined_tokens += tokens
-        return False

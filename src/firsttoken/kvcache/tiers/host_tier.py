@@ -55,6 +55,7 @@ class HostTier:
         self.index = PrefixIndex(block_tokens, block_bytes)
         self._evictor = Evictor(self.index, policy, Pins(int(QUOTA * pool.memory.capacity)))
         self._arriving: dict[int, CopyHandle] = {}  # what is copied to a block
+        self.orphans = 0  # blocks of forgotten shards that somebody holds yet
         self.evicted_blocks = 0
 
     def find(self, root: bytes, data: bytes, blocks: int) -> Match:
@@ -102,6 +103,26 @@ class HostTier:
         for shard in lease.tail.up():
             if shard.live:
                 self._evictor.let_go(shard, now_ns)
+                continue
+            shard.holders -= 1
+            if not shard.holders:
+                self.orphans -= len(shard.blocks)
+                self.give(shard.blocks)
+
+    def forget(self, root: bytes, first_block: bytes, now_ns: int) -> list[bytes]:
+        """Nobody may find what begins with this block (token bytes) any more, as its content is suspect. The chained
+        hashes of all that is forgotten; blocks that are being copied come free when that has ended."""
+        above = self.index.root(root)
+        top = above.children.get(first_block) if above is not None else None
+        if top is None:
+            return []
+        gone = self._evictor.forget(top, now_ns)
+        for shard in gone:
+            if shard.holders:
+                self.orphans += len(shard.blocks)
+            else:
+                self.give(shard.blocks)
+        return [block_hash for shard in gone for block_hash in shard.hashes]
 
     def arriving(self, blocks: Sequence[int], copy: CopyHandle) -> None:
         for block in blocks:
@@ -141,7 +162,7 @@ class HostTier:
         """Raise `AssertionError` unless the index is whole and no block is lost. O(blocks)."""
         self.index.check()
         self.pool.check()
-        known = len(self.index)
+        known = len(self.index) + self.orphans
         used = self.pool.stats().used
         assert known <= used, f"{known} host blocks are in shards, but only {used} are in use"
 

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from firsttoken.core.clock import NS_PER_S
 from firsttoken.kvcache.copy import CopyEngine, CopyHandle
 from firsttoken.kvcache.disk import DiskHandle
 from firsttoken.kvcache.tiers.host_tier import HostTier, Lease
+
+# Files that have not come after this many times the predicted time, and so many seconds, are not waited for.
+PATIENCE, LEAST_PATIENCE_S = 4.0, 0.05
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -31,6 +35,7 @@ class Load:
     first: int
     blocks: list[int]
     handle: DiskHandle
+    late: bool = False  # nobody waits for it any longer
 
     @property
     def end(self) -> int:
@@ -48,6 +53,7 @@ class Restore:
     lease: Lease | None
     loads: deque[Load]
     began_ns: int
+    predicted_s: float
     copied: int = 0  # blocks whose copies were submitted
     failed: bool = False
     staged: list[int] = field(default_factory=list)  # host blocks of files that have been read
@@ -71,8 +77,15 @@ class Restore:
 
     def restored(self, block_tokens: int) -> Restored:
         """What has arrived, once `advance` has said so."""
+        if self.lease is not None and not self.lease.tail.live:  # what it was copied from is suspect by now
+            return Restored(0, 0)
         host = self.host_end - self.first
         return Restored(host * block_tokens, (self.copied - host) * block_tokens)
+
+    def is_late(self, now_ns: int) -> bool:
+        """True when files take much longer than was predicted: whoever waits should compute instead."""
+        patience_s = PATIENCE * self.predicted_s + LEAST_PATIENCE_S
+        return bool(self.loads) and now_ns - self.began_ns > patience_s * NS_PER_S
 
     def cancel(self) -> None:
         """Its device blocks are somebody else's from now on: what is computed next waits for what is under way."""

@@ -20,8 +20,11 @@ from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
 from firsttoken.kvcache.tiers.host_tier import HostTier, Lease, Use
 from firsttoken.kvcache.tiers.stats import TierStats
 
-# So much is copied at a time: the link stays busy, and a restore waits for little.
-MOST_FLYING_BYTES = 64 << 20
+# So much is copied at a time: the link stays busy, a restore waits for little, and so does a step where copies take its
+# processor's time.
+MOST_FLYING_BYTES, MOST_FLYING_S = 64 << 20, 0.002
+# A turn of the engine looks at so many idle chains at most.
+MOST_LOOKS = 16
 # An idle chain is forgotten when so many others wait: they will be idle again, or were never worth it.
 MOST_QUEUED = 4096
 
@@ -61,8 +64,7 @@ class Spilling:
         self._queue: deque[CachedShard] = deque(maxlen=MOST_QUEUED)
         self._queued: set[int] = set()
         self._flying: deque[_Spill] = deque()
-        self._writing: deque[tuple[DiskHandle, Lease]] = deque()
-        self._most_flying = max(1, MOST_FLYING_BYTES // copies.block_bytes)
+        self._writing: list[tuple[DiskHandle, Lease]] = []
 
     @property
     def busy(self) -> bool:
@@ -105,15 +107,43 @@ class Spilling:
         """Take in what has arrived, and start what is next."""
         while self._flying and self._flying[0].copy.done():
             self._arrived(self._flying.popleft())
-        while self._writing and self._writing[0][0].done():
-            self._host.release(self._writing.popleft()[1], now_ns())
-        while self._queue and sum(len(spill.blocks) for spill in self._flying) < self._most_flying:
+        if self._writing:
+            self._wrote()
+        most, looks = self._most_flying, MOST_LOOKS
+        while self._queue and looks and sum(len(spill.blocks) for spill in self._flying) < most:
+            looks -= 1
             shard = self._queue[0]
             if not shard.live or self._next_of(shard):
                 self._queue.popleft()
                 self._queued.discard(id(shard))
 
+    def reclaim(self) -> bool:
+        """Give all that is borrowed back now; what is computed next waits for the copies. False when nothing is."""
+        borrowed = [spill for spill in self._flying if spill.borrowed is not None]
+        for spill in borrowed:
+            assert spill.borrowed is not None
+            spill.copy.gate_compute()
+            self._device.give_back(spill.borrowed)
+            spill.borrowed = None
+        return bool(borrowed)
+
     # ------------------------------------------------------------------ inside
+
+    @property
+    def _most_flying(self) -> int:
+        """Blocks, by the bandwidth that was measured."""
+        nbytes = min(MOST_FLYING_S * 1e9 * self._copies.gigabytes_per_s("device", "host"), MOST_FLYING_BYTES)
+        return max(1, int(nbytes) // self._copies.block_bytes)
+
+    def _wrote(self) -> None:
+        """Let go of what has been written, in whatever order: a write may hang."""
+        left = []
+        for handle, lease in self._writing:
+            if handle.done():
+                self._host.release(lease, now_ns())
+            else:
+                left.append((handle, lease))
+        self._writing = left
 
     def _next_of(self, tail: CachedShard) -> bool:
         """Copy the next part of a chain that is not in host memory yet. True when there is no more of it."""
@@ -155,7 +185,7 @@ class Spilling:
         self._host.arrived(spill.blocks)
         if spill.borrowed is not None:
             self._device.give_back(spill.borrowed)
-        if self._disk is None:
+        if self._disk is None or not spill.lease.tail.live:  # forgotten meanwhile: its content is suspect
             self._host.release(spill.lease, now_ns())
             return
         handle = self._disk.put(spill.meta, self._host.views(spill.blocks), ServiceClass(spill.use.service))

@@ -8,8 +8,9 @@ import msgspec
 class TierStats(msgspec.Struct, kw_only=True):
     """Running totals. ``spilled_blocks`` were copied from the device to host memory, ``unspilled_shards`` were evicted
     from the device before that, and ``full_shards`` found no room there. ``host_evicted_blocks`` made room for others.
-    ``restores`` began, of which ``cancelled`` were given up with their requests. Of prompts ``host_tokens`` and
-    ``disk_tokens`` were restored from there, in ``restore_s`` seconds from the request's start to the last block.
+    ``restores`` began, of which ``cancelled`` were given up with their requests, and ``late`` no longer waited for
+    files. Of prompts ``host_tokens`` and ``disk_tokens`` were restored from there, in ``restore_s`` seconds from the
+    request's start to the last block.
     ``declined_tokens`` could have been and were sooner computed; ``failed_tokens`` were asked of files that did not
     give them. ``host_blocks`` of ``host_capacity`` are in use now.
     """
@@ -20,6 +21,7 @@ class TierStats(msgspec.Struct, kw_only=True):
     host_evicted_blocks: int = 0
     restores: int = 0
     cancelled: int = 0
+    late: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
     restore_s: float = 0.0

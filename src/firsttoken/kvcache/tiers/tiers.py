@@ -21,8 +21,8 @@ from firsttoken.kvcache.disk import DiskStore
 from firsttoken.kvcache.eviction.interface import EvictionPolicy
 from firsttoken.kvcache.host import HostPool
 from firsttoken.kvcache.prefix_index import BlockHash, Match, hash_block
-from firsttoken.kvcache.shards import CachedShard
-from firsttoken.kvcache.tiers.cost import WORTH, RecomputeCost
+from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
+from firsttoken.kvcache.tiers.cost import RecomputeCost, RestoreCost
 from firsttoken.kvcache.tiers.file_reads import FileReads
 from firsttoken.kvcache.tiers.host_tier import HostTier, Use
 from firsttoken.kvcache.tiers.restore import Load, Restore, Restored
@@ -60,8 +60,9 @@ class Tiers:
         self.host = HostTier(pool, block_tokens, copies.block_bytes, policy)
         self.disk = disk
         self._copies = copies
-        self._recompute = recompute
+        self._cost = RestoreCost(recompute)
         self._block_tokens = block_tokens
+        self._block_hash = block_hash
         self._stats = TierStats()
         self._files: FileReads | None = None
         if disk is not None:
@@ -69,7 +70,7 @@ class Tiers:
                 disk,
                 self.host,
                 copies,
-                recompute,
+                self._cost,
                 block_tokens=block_tokens,
                 block_hash=block_hash,
                 stats=self._stats,
@@ -110,6 +111,24 @@ class Tiers:
         """Its blocks will be free when this returns."""
         self._spill.evicting(shard)
 
+    def reclaim(self) -> bool:
+        """The cache wants the blocks back that are being copied: they are its own again, and what is computed next
+        waits for the copies. False where none was borrowed."""
+        return self._spill.reclaim()
+
+    def forget(self, prompt: Prompt) -> None:
+        """The KV of a request is suspect: nobody may find any of its prefix here, nor what continues it."""
+        size = self._block_tokens * TOKEN_BYTES
+        hashes = self.host.forget(prompt.root, prompt.data[:size], now_ns())
+        if self.disk is None:
+            return
+        parent = prompt.root
+        for at in range(0, prompt.limit * size, size):
+            parent = self._block_hash(parent, prompt.data[at : at + size])
+            hashes.append(parent)
+        for key in hashes:
+            self.disk.drop(key)
+
     # ------------------------------------------------------------------ to the device
 
     def prefetch(self, request: Request, prompt: Prompt, on_device: Match) -> None:
@@ -141,7 +160,10 @@ class Tiers:
         if host_end > found:
             match = self.host.find(prompt.root, prompt.data, host_end)
             lease = self.host.lease(match, Use(request.kv_class, request.keep_until_ns), now)
-        restore = Restore(found, host_end, blocks[found:end], lease, loads, now)
+        seconds = self._copies.seconds("host", "device", end - found)
+        if loads and self._files is not None:
+            seconds += self._files.seconds(end - host_end, len(loads))
+        restore = Restore(found, host_end, blocks[found:end], lease, loads, now, seconds)
         self._restores[request.request_id] = restore
         self._stats.restores += 1
         self._has_come(restore)
@@ -150,6 +172,10 @@ class Tiers:
     def poll(self, request: Request) -> Restored | None:
         """What was restored for a request, once all has arrived; then it is over."""
         restore = self._restores[request.request_id]
+        if restore.is_late(now_ns()):
+            self._drop(restore.loads, late=True)
+            restore.loads = deque()
+            self._stats.late += 1
         if not self._has_come(restore):
             return None
         del self._restores[request.request_id]
@@ -158,7 +184,9 @@ class Tiers:
         stats.host_tokens += restored.host
         stats.disk_tokens += restored.disk
         stats.failed_tokens += len(restore.targets) * self._block_tokens - restored.tokens
-        stats.restore_s += (now_ns() - restore.began_ns) / NS_PER_S
+        seconds = (now_ns() - restore.began_ns) / NS_PER_S
+        stats.restore_s += seconds
+        self._cost.took(restore.predicted_s, seconds)
         self._give_up(restore)
         return restored
 
@@ -200,7 +228,9 @@ class Tiers:
         self.host.check()
         staged = self._files.staged if self._files is not None else 0
         used = self.host.pool.stats().used
-        assert used == len(self.host.index) + staged, f"{used} host blocks are in use, {staged} of them for files"
+        assert used == len(self.host.index) + self.host.orphans + staged, (
+            f"{used} host blocks are in use, {staged} of them for files"
+        )
 
     # ------------------------------------------------------------------ inside
 
@@ -223,14 +253,14 @@ class Tiers:
 
     def _is_worth(self, first: int, end: int) -> bool:
         seconds = self._copies.seconds("host", "device", end - first)
-        if seconds < WORTH * self._recompute(first * self._block_tokens, end * self._block_tokens):
+        if self._cost.is_worth(seconds, first * self._block_tokens, end * self._block_tokens):
             return True
         self._stats.declined_tokens += (end - first) * self._block_tokens
         return False
 
-    def _drop(self, loads: deque[Load] | tuple[Load, ...]) -> None:
+    def _drop(self, loads: deque[Load] | tuple[Load, ...], *, late: bool = False) -> None:
         if loads and self._files is not None:
-            self._files.drop(loads)
+            self._files.drop(loads, late=late)
 
     def _give_up(self, restore: Restore) -> None:
         if restore.lease is not None:
