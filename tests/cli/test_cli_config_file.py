@@ -48,6 +48,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "max-messages": ("7", "max_messages", 7),
     "max-prompts": ("7", "max_prompts", 7),
     "drain-s": ("2", "drain_s", 2.0),
+    "prompt-templates": ('"x.jsonl"', "prompt_templates", "x.jsonl"),
     "log-level": ('"debug"', "log_level", "debug"),
     "log-json": ("true", "log_json", True),
     "served-model-name": ('"x"', "served_model_name", "x"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -124,6 +124,16 @@ def ids_of(backend: Backend, *texts: str) -> list[int]:
     return [token for text in texts for token in backend.encode(text, add_special_tokens=False).ids]
 
 
+def survivable(backend: Backend, text: str) -> list[int] | None:
+    """None where the library itself stumbles: a token that begins with a blank behind one that takes blanks."""
+    try:
+        return ids_of(backend, text)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        return None
+
+
 def test_whatever_the_added_tokens_a_cut_that_is_allowed_changes_nothing() -> None:
     allowed = 0
 
@@ -134,10 +144,12 @@ def test_whatever_the_added_tokens_a_cut_that_is_allowed_changes_nothing() -> No
         backend = small_backend(added)
         content = data.draw(st.sampled_from(added)).content
         text += content + data.draw(st.text(alphabet=LETTERS, max_size=8))
+        right = survivable(backend, text)
+        assume(right is not None)
         for boundary in boundary_tokens(backend, [content]):
             pieces = cut(text, [boundary], 1)
             allowed += len(pieces) > 1
-            assert ids_of(backend, *pieces) == ids_of(backend, text)
+            assert ids_of(backend, *pieces) == right
 
     check()
     assert allowed > 100, "the rule must allow something, or this shows nothing"

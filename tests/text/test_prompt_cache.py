@@ -150,7 +150,7 @@ def test_a_piece_leaves_a_minute_after_its_last_use(byte_tokenizer: Tokenizer) -
 def test_many_pieces_expire_in_small_portions(byte_tokenizer: Tokenizer) -> None:
     cache, _, clock = cache_of(byte_tokenizer)
     for number in range(300):
-        cache.encode(f"{number} " + "fox " * 150)
+        cache.encode(f"{number} " + "fox " * 250)
     clock.ns += TTL_NS + 1
     cache.look_up("x" * SHORT)
     assert 200 < cache.stats().entries < 300, "a request pays for a few only"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from firsttoken.cli.options import (
     add_engine_options,
@@ -17,6 +18,9 @@ from firsttoken.cli.options import (
 )
 from firsttoken.observability.logging import setup_logging
 
+if TYPE_CHECKING:
+    from firsttoken.text.prompt_templates import PromptTemplate
+
 NAME = "serve"
 HELP = "serve a model over an OpenAI-compatible HTTP API"
 EPILOG = """\
@@ -28,12 +32,16 @@ examples:
   firsttoken serve org/model --host 0.0.0.0 --api-key "$KEY"
   firsttoken serve --config serve.toml
   firsttoken serve --targets targets.toml --api-key "dashboard=$KEY"
+  firsttoken serve --prompt-templates prompts.jsonl
 
 targets.toml:
   [class.p0]
   ttft_p99 = "80ms"
   [keys]
   dashboard = { max_class = "p0", class = "p1", share = 2.0 }
+
+prompts.jsonl:
+  {"messages": [{"role": "system", "content": "You are the clerk of ..."}]}
 
 serve.toml, with the flags' names (and model) as keys:
   model = "org/model"
@@ -83,6 +91,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long running answers may take to finish when stopping (default: 30)",
     )
+    group.add_argument(
+        "--prompt-templates",
+        default=absent,
+        metavar="FILE",
+        help="beginnings of chats to tokenise at the start, one JSON object with messages a line; found by all callers",
+    )
     add_engine_options(parser)
 
 
@@ -98,7 +112,17 @@ def run(options: argparse.Namespace) -> int:
         add_config(options, options.config, parser)
     setup_logging(getattr(options, "log_level", LOG_LEVEL), json_lines=getattr(options, "log_json", False))
     config, args = server_config(options), engine_args(options)
+    templates = _prompt_templates(config.prompt_templates)
     with closing(bind(config)) as listener, engine_process(args) as handle:
         from firsttoken.server.run import serve
 
-        return serve(config, listener, args, handle, process_began_ns())
+        return serve(config, listener, args, handle, process_began_ns(), templates)
+
+
+def _prompt_templates(path: str | None) -> tuple[PromptTemplate, ...]:
+    """What the file says. Read before the engine is launched, so that a mistake is told at once."""
+    if path is None:
+        return ()
+    from firsttoken.text.prompt_templates import read_prompt_templates
+
+    return read_prompt_templates(path)

@@ -27,11 +27,13 @@ from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
 from firsttoken.frontend.prompts import Prompt, split_prompt
+from firsttoken.frontend.texts import text_pool
 from firsttoken.observability.health import Health, Progress
 from firsttoken.observability.metrics import FrontendMetrics
+from firsttoken.observability.prompt_cache import PromptCacheCollector
 from firsttoken.text.chat_template import ChatTemplate
-from firsttoken.text.pace import Pace
 from firsttoken.text.pool import RenderedPrompt, TextPool
+from firsttoken.text.prompt_templates import PromptTemplate
 from firsttoken.text.tokenizer import Tokenizer
 from firsttoken.transport.channel import EngineHandle
 from firsttoken.transport.kv_report import KVReport
@@ -65,6 +67,7 @@ class AsyncLLM:
         metrics: FrontendMetrics | None = None,
         seed: int | None = None,
         text_workers: int = 2,
+        prompt_templates: Sequence[PromptTemplate] = (),
     ) -> None:
         if isinstance(handle, str | EngineArgs):
             raise TypeError(
@@ -76,6 +79,7 @@ class AsyncLLM:
         self._text = ModelText(model_name or "", tokenizer, chat_template, generation_config or GenerationConfig())
         self._seed = seed
         self._text_workers = text_workers
+        self._prompt_templates = prompt_templates
         self._args: EngineArgs | None = None
         self._in_process = False
         self._link: EngineLink | None = None if handle is None else EngineLink(handle)
@@ -100,14 +104,22 @@ class AsyncLLM:
         handle: EngineHandle | None = None,
         tokenizer: Tokenizer | None = None,
         text_workers: int = 2,
+        prompt_templates: Sequence[PromptTemplate] = (),
     ) -> AsyncLLM:
         """Start an engine in a process of its own, or on a thread of this one, and wait until it is ready. ``handle``
-        is the engine of ``args`` when it has been started already.
+        is the engine of ``args`` when it has been started already; ``prompt_templates`` are beginnings of chats that
+        are tokenised meanwhile and found by all callers.
 
         The tokenizer is built while the engine loads its weights. Raises `CheckpointError` for a model that cannot be
-        read, `EngineDead` when the engine could not start.
+        read, `EngineDead` when the engine could not start, `ConfigError` for prompt templates that the model refuses.
         """
-        llm = cls.from_engine_args(args, in_process=in_process, tokenizer=tokenizer, text_workers=text_workers)
+        llm = cls.from_engine_args(
+            args,
+            in_process=in_process,
+            tokenizer=tokenizer,
+            text_workers=text_workers,
+            prompt_templates=prompt_templates,
+        )
         if handle is not None:
             llm._link = EngineLink(handle)
         try:
@@ -125,12 +137,13 @@ class AsyncLLM:
         in_process: bool = False,
         tokenizer: Tokenizer | None = None,
         text_workers: int = 2,
+        prompt_templates: Sequence[PromptTemplate] = (),
     ) -> AsyncLLM:
         """As `launch`, but the engine starts on the first `generate`, `encode`, `render_chat` or `start`.
 
         Requests that bring no seed draw theirs from a generator that starts at ``args.seed``.
         """
-        llm = cls(tokenizer=tokenizer, seed=args.seed, text_workers=text_workers)
+        llm = cls(tokenizer=tokenizer, seed=args.seed, text_workers=text_workers, prompt_templates=prompt_templates)
         llm._args, llm._in_process = args, in_process
         return llm
 
@@ -161,12 +174,21 @@ class AsyncLLM:
         if not self._text.name:
             self._text = ModelText(info.model, self.tokenizer, self.chat_template, self.generation_config)
         if self.tokenizer is not None:
-            self._pool = await asyncio.to_thread(
-                _text_pool, self.tokenizer, self.chat_template, self._text_workers, info.max_model_len
-            )
+            await asyncio.to_thread(self._make_pool, self.tokenizer, info.max_model_len)
         self._admission = Admission(
             info, self.generation_config, has_tokenizer=self.tokenizer is not None, seed=self._seed
         )
+
+    def _make_pool(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self._pool = text_pool(
+            tokenizer,
+            self.chat_template,
+            workers=self._text_workers,
+            max_model_len=max_model_len,
+            prompt_templates=self._prompt_templates,
+        )
+        if self._pool.cache is not None:
+            self.metrics.registry.register(PromptCacheCollector(self._pool.cache.stats))
 
     async def _connect(self, link: EngineLink) -> EngineInfo:
         link.on_stats, link.on_dead, link.on_idle = self._on_stats, self._on_dead, self._idle.set
@@ -243,13 +265,15 @@ class AsyncLLM:
 
     # --------------------------------------------------------------------- text
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True, batch: int = 1) -> array[int]:
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, batch: int = 1, cache_salt: str = ""
+    ) -> array[int]:
         """Token ids of ``text``, made in a thread unless ``batch`` such texts, which are asked for at once, are a
-        matter of microseconds. Raises `InvalidRequest`, before any work for a text that is too long to fit the
-        model's context."""
+        matter of microseconds. What was tokenised for the same ``cache_salt`` lately is not again. Raises
+        `InvalidRequest`, before any work for a text that is too long to fit the model's context."""
         if self._admission is None:
             await self.start()
-        rendered = await self._texts().encode(text, add_special_tokens=add_special_tokens, batch=batch)
+        rendered = await self._texts().encode(text, add_special_tokens=add_special_tokens, batch=batch, salt=cache_salt)
         return rendered.ids
 
     async def render_chat(
@@ -258,15 +282,20 @@ class AsyncLLM:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        cache_salt: str = "",
         **template_kwargs: Any,
     ) -> RenderedPrompt:
         """The prompt of a chat by the checkpoint's template, and its token ids, made in a thread unless they are a
-        matter of microseconds. ``template_kwargs`` are variables for the template. Raises `InvalidRequest`, also when
-        the model has no chat template."""
+        matter of microseconds; what was tokenised for the same ``cache_salt`` lately is not again. ``template_kwargs``
+        are variables for the template. Raises `InvalidRequest`, also when the model has no chat template."""
         if self._admission is None:
             await self.start()
         return await self._texts().render_and_encode(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            salt=cache_salt,
         )
 
     def _texts(self) -> TextPool:
@@ -434,16 +463,6 @@ class AsyncLLM:
         while link.error is None:
             await asyncio.sleep(_WATCH_S)
             link.check()
-
-
-def _text_pool(tokenizer: Tokenizer, template: ChatTemplate | None, workers: int, max_model_len: int) -> TextPool:
-    return TextPool(
-        tokenizer,
-        template,
-        workers=workers,
-        max_chars=max_model_len * tokenizer.max_token_chars,
-        pace=Pace.measure(tokenizer, template),
-    )
 
 
 def _start_engine(args: EngineArgs, in_process: bool) -> EngineHandle:

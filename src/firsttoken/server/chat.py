@@ -98,7 +98,7 @@ class ChatRoute:
         if request.add_generation_prompt is not None:
             kwargs["add_generation_prompt"] = request.add_generation_prompt
         call.timeline.stamp(Mark.PARSED)
-        rendered = await llm.render_chat(messages, **kwargs)
+        rendered = await llm.render_chat(messages, cache_salt=terms.salt, **kwargs)
         call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)
         call.timeline.stamp(Mark.TOKENIZED, rendered.tokenized_ns)
         try:

@@ -129,7 +129,7 @@ class CompletionRoute:
         call.timeline.stamp(Mark.TEMPLATED)
         special = request.add_special_tokens is not False
         names = [f"prompt[{index}]" for index in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
-        encoded = await self._encode_all(prompts, names, special)
+        encoded = await self._encode_all(prompts, names, special, terms.salt)
         texts = [
             await self._echo(prompt, ids, name) if request.echo else None
             for prompt, ids, name in zip(prompts, encoded, names, strict=True)
@@ -156,16 +156,17 @@ class CompletionRoute:
             raise bad_request("prompt is an empty list: send at least one prompt", "prompt", "empty_prompt")
         return request, prompts
 
-    async def _encode_all(self, prompts: list[Prompt], names: list[str], special: bool) -> list[array[int]]:
+    async def _encode_all(self, prompts: list[Prompt], names: list[str], special: bool, salt: str) -> list[array[int]]:
         batch = len(prompts)
-        work = [self._encode(prompt, name, special, batch) for prompt, name in zip(prompts, names, strict=True)]
+        work = [self._encode(prompt, name, special, batch, salt) for prompt, name in zip(prompts, names, strict=True)]
         return [await work[0]] if batch == 1 else await asyncio.gather(*work)  # a single one needs no task
 
-    async def _encode(self, prompt: Prompt, name: str, special: bool, batch: int) -> array[int]:
+    async def _encode(self, prompt: Prompt, name: str, special: bool, batch: int, salt: str) -> array[int]:
         if not isinstance(prompt, str):
             return prompt
         with naming(name):
-            return await self._state.llm.encode(prompt, add_special_tokens=special, batch=batch)
+            llm = self._state.llm
+            return await llm.encode(prompt, add_special_tokens=special, batch=batch, cache_salt=salt)
 
     async def _echo(self, prompt: Prompt, ids: array[int], name: str) -> str:
         if isinstance(prompt, str):

@@ -30,7 +30,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``port`` 0 takes a free one. Without ``api_keys`` every caller is served. A key for which ``targets`` has a rule is
     given as NAME=KEY; any other text is a key as a whole. ``max_body_bytes`` bounds a request's body (413 above it),
     ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request. ``drain_s`` is how long
-    running requests may take to finish after SIGTERM.
+    running requests may take to finish after SIGTERM. ``prompt_templates`` is a file of chats' beginnings that are
+    tokenised at the start (`text.prompt_templates`).
     """
 
     host: str = "127.0.0.1"
@@ -40,6 +41,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_messages: int = 4096
     max_prompts: int = 128
     drain_s: float = 30.0
+    prompt_templates: str | None = None
     targets: Targets = Targets()
 
     def __post_init__(self) -> None:

@@ -233,6 +233,7 @@ _RESERVED_KWARGS = frozenset(
         "tools",
         "documents",
         "add_generation_prompt",
+        "cache_salt",
         "continue_final_message",
         "tokenize",
         "bos_token",

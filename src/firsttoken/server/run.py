@@ -13,7 +13,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from firsttoken.core.engine_args import EngineArgs
     from firsttoken.frontend.async_llm import AsyncLLM
+    from firsttoken.text.prompt_templates import PromptTemplate
     from firsttoken.transport.channel import EngineHandle
 
 logger = logging.getLogger(__name__)
@@ -44,15 +45,25 @@ LAG_EVERY_S = 0.25
 _POLL_S = 0.01
 
 
-def serve(config: ServerConfig, listener: socket.socket, args: EngineArgs, handle: EngineHandle, began_ns: int) -> int:
+def serve(
+    config: ServerConfig,
+    listener: socket.socket,
+    args: EngineArgs,
+    handle: EngineHandle,
+    began_ns: int,
+    prompt_templates: Sequence[PromptTemplate] = (),
+) -> int:
     """Serve on ``listener`` (see `listener.bind`) until a signal, with the engine that was started for ``args``; the
-    start is counted from ``began_ns``. Returns the exit code: 0, or 1 when running requests had to be cut off.
+    start is counted from ``began_ns``; ``prompt_templates`` is what the file that ``config`` names says. Returns the
+    exit code: 0, or 1 when running requests had to be cut off.
 
     Raises what `AsyncLLM.launch` raises.
     """
     from firsttoken.frontend.async_llm import AsyncLLM
 
-    return _run(config, listener, lambda: AsyncLLM.launch(args, handle=handle), began_ns)
+    return _run(
+        config, listener, lambda: AsyncLLM.launch(args, handle=handle, prompt_templates=prompt_templates), began_ns
+    )
 
 
 def run_server(config: ServerConfig, launch: Callable[[], Awaitable[AsyncLLM]]) -> int:

@@ -34,7 +34,7 @@ class TokenizeRoute:
         body = await call.body(self._state.config.max_body_bytes)
         request, prompt, messages = await off_loop(len(body), self._decode, body)
         self._state.check_model(request.model)
-        ids = await self._ids(request, prompt, messages)
+        ids = await self._ids(request, prompt, messages, call.caller.salt)
         answer: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": self._state.llm.info.max_model_len,
@@ -55,20 +55,21 @@ class TokenizeRoute:
         return request, None, decode_messages(request.messages, limit, self._state.config.max_messages)
 
     async def _ids(
-        self, request: TokenizeRequest, prompt: str | None, messages: list[dict[str, Any]] | None
+        self, request: TokenizeRequest, prompt: str | None, messages: list[dict[str, Any]] | None, salt: str
     ) -> array[int]:
         llm = self._state.llm
         if messages is None:
             if request.chat_template_kwargs or request.add_generation_prompt is not None:
                 raise bad_request("add_generation_prompt and chat_template_kwargs need messages", "messages")
             assert prompt is not None
-            return await llm.encode(prompt, add_special_tokens=request.add_special_tokens is not False)
+            special = request.add_special_tokens is not False
+            return await llm.encode(prompt, add_special_tokens=special, cache_salt=salt)
         if request.add_special_tokens:
             raise bad_request("add_special_tokens is not supported with messages: the template writes them", "messages")
         kwargs = check_template_kwargs(request.chat_template_kwargs)
         if request.add_generation_prompt is not None:
             kwargs["add_generation_prompt"] = request.add_generation_prompt
-        rendered = await llm.render_chat(messages, **kwargs)
+        rendered = await llm.render_chat(messages, cache_salt=salt, **kwargs)
         ids: array[int] = rendered.ids
         return ids
 

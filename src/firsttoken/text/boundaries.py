@@ -78,21 +78,28 @@ def cut(text: str, tokens: Sequence[str], least: int = MIN_PIECE) -> list[str]:
 
     A text that begins as another does is cut at the same places as that one, but for the other's last.
     """
-    places = [place for token in tokens for place in _places(text, token, least)]
-    cuts = [0]
-    for place in sorted(places) if len(tokens) > 1 else places:
-        if place - cuts[-1] >= least:
-            cuts.append(place)
-    cuts.append(len(text))
-    return [text[start:end] for start, end in pairwise(cuts)]
+    places = _places(text, tokens[0], least) if len(tokens) == 1 else _all_places(text, tokens, least)
+    if not places:
+        return [text]
+    return [text[start:end] for start, end in pairwise([0, *places, len(text)])]
 
 
-def _places(text: str, token: str, least: int) -> Iterator[int]:
+def _places(text: str, token: str, least: int) -> list[int]:
     """Where ``token`` stands, at least ``least`` from the beginning and from the place before."""
+    places = []
     place = text.find(token, least)
     while place >= 0:
-        yield place
+        places.append(place)
         place = text.find(token, place + least)
+    return places
+
+
+def _all_places(text: str, tokens: Sequence[str], least: int) -> list[int]:
+    cuts: list[int] = []
+    for place in sorted(place for token in tokens for place in _places(text, token, least)):
+        if place - (cuts[-1] if cuts else 0) >= least:
+            cuts.append(place)
+    return cuts
 
 
 def _stands_alone(token: str, others: Sequence[str]) -> bool:

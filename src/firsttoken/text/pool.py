@@ -65,7 +65,7 @@ class TextPool:
         self.template = template
         self.max_chars = max_chars
         self._pace = pace
-        self._cache = cache
+        self.cache = cache
         self._sweep: asyncio.TimerHandle | None = None
         # The library would hand each text to a thread of its own and wait for it, which pays for batches alone.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -89,8 +89,8 @@ class TextPool:
 
         def work() -> RenderedPrompt:
             check_unicode(text, param=param)
-            if parse_special and self._cache is not None and len(text) >= SHORT:
-                ids = self._cache.encode(text, salt)
+            if parse_special and self.cache is not None and len(text) >= SHORT:
+                ids = self.cache.encode(text, salt)
                 ids = self.tokenizer.with_affixes(ids) if add_special_tokens else ids
             else:
                 ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
@@ -133,10 +133,10 @@ class TextPool:
 
         def work() -> RenderedPrompt:
             text, templated = render()
-            if self._cache is None:
+            if self.cache is None:
                 ids = self.tokenizer.encode(text, add_special_tokens=False)
             else:
-                ids = self._cache.encode(text, salt)
+                ids = self.cache.encode(text, salt)
             return RenderedPrompt(text, ids, templated, now_ns())
 
         rich = bool(tools) or not all(isinstance(value, bool) for value in (template_kwargs or {}).values())
@@ -144,13 +144,13 @@ class TextPool:
             return await self._run(size, work)
         if self._pace.of_chat(messages, INLINE_NS) <= INLINE_NS:
             return work()
-        if self._cache is None or size < SHORT or self._pace.of_known_chat(messages, INLINE_NS) > INLINE_NS:
+        if self.cache is None or size < SHORT or self._pace.of_known_chat(messages, INLINE_NS) > INLINE_NS:
             return await self._run(size, work)
         return await self._look_up(size, *render(), salt)
 
     async def _look_up(self, size: int, text: str, templated: int, salt: str) -> RenderedPrompt:
         """The prompt from the cache, here and now if little of it has to be made."""
-        cache, pace = self._cache, self._pace
+        cache, pace = self.cache, self._pace
         assert cache is not None
         assert pace is not None
         found = cache.look_up(text, salt)
@@ -165,8 +165,8 @@ class TextPool:
 
     def _plan_sweep(self) -> None:
         """Look once in a while for what nobody asks for any more, as long as there is something."""
-        if self._cache is not None and self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(TTL_NS / NS_PER_S, self._start_sweep, self._cache)
+        if self.cache is not None and self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(TTL_NS / NS_PER_S, self._start_sweep, self.cache)
 
     def _start_sweep(self, cache: PromptCache) -> None:
         self._sweep = None
