@@ -85,6 +85,7 @@ class TextPool:
         """Ids of ``text``, one of ``batch`` that are asked for at once and so judged together. Raises
         `InvalidRequest` naming ``param`` when it is too long or not valid Unicode."""
         self._check_size(len(text), param)
+        self._plan_sweep()
         started = now_ns()
 
         def work() -> RenderedPrompt:
@@ -123,6 +124,7 @@ class TextPool:
             )
         size = count_characters(messages)
         self._check_size(size, "messages")
+        self._plan_sweep()
 
         def render() -> tuple[str, int]:
             text = template.render(
@@ -160,7 +162,6 @@ class TextPool:
 
     async def _run(self, size: int, work: Callable[[], _T]) -> _T:
         threads = self._large if size >= LARGE else self._threads
-        self._plan_sweep()
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _plan_sweep(self) -> None:

@@ -19,7 +19,7 @@ from firsttoken.text.boundaries import MIN_PIECE, cut
 from firsttoken.text.tokenizer import Tokenizer
 
 CAPACITY = 64 << 20
-"""Bytes of texts and tokens; a hundred and fifty chats of 32k tokens."""
+"""Bytes of texts and tokens; two hundred chats of 32k tokens in ASCII."""
 TTL_NS = 60 * NS_PER_S
 """How long a piece is kept after its last use. The next turn of a chat that is read and answered comes within."""
 SHORT = 768
@@ -162,18 +162,6 @@ class PromptCache:
                 bytes=self._bytes + self._shared_bytes,
             )
 
-    # ------------------------------------------------------------ under the lock
-
-    def _known(self, key: tuple[str, str], now: int) -> array[int] | None:
-        entry = self._entries.get(key)
-        if entry is None:
-            return self._shared.get(key[1])
-        if now - entry.used_ns > self._ttl_ns:
-            return None
-        entry.used_ns = now
-        self._entries.move_to_end(key)
-        return entry.ids
-
     def _store(self, salt: str, pieces: Sequence[str], made: Sequence[array[int]]) -> None:
         entries = [
             ((salt, piece), _Entry(ids, _size(piece, ids)))
@@ -191,9 +179,29 @@ class PromptCache:
                 self._bytes += entry.size - (before.size if before is not None else 0)
                 entry.used_ns = now
                 self._entries[key] = entry
-            while self._bytes > self._capacity:
-                self._bytes -= self._entries.popitem(last=False)[1].size
-                self._evicted += 1
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """A few pieces at a time: a large one may push out thousands, and the event loop waits for the lock too."""
+        while True:
+            with self._lock:
+                for _ in range(_AT_ONCE):
+                    if self._bytes <= self._capacity:
+                        return
+                    self._bytes -= self._entries.popitem(last=False)[1].size
+                    self._evicted += 1
+
+    # ------------------------------------------------------------ under the lock
+
+    def _known(self, key: tuple[str, str], now: int) -> array[int] | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return self._shared.get(key[1])
+        if now - entry.used_ns > self._ttl_ns:
+            return None
+        entry.used_ns = now
+        self._entries.move_to_end(key)
+        return entry.ids
 
     def _drop_expired(self, now: int, most: int) -> int:
         """Of the oldest, ``most`` at once; returns how many went."""
