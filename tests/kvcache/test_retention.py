@@ -51,9 +51,10 @@ def found(cache: KVCache, prompt: list[int]) -> int:
     return cache.match(make_request(999, prompt))[0]
 
 
-def flood(cache: KVCache, blocks: int, number: int = 1000) -> None:
-    """Others take so many blocks, and leave again."""
-    assert through(cache, make_request(number, [number] * (4 * blocks))) is None
+def flood(cache: KVCache, blocks: int) -> None:
+    """Twice others take so many blocks and leave again: the second time something must go."""
+    for number in (1000, 1001):
+        assert through(cache, make_request(number, [number, *[cache.stats().evictions] * (4 * blocks - 1)])) is None
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
@@ -68,8 +69,7 @@ def test_prompt_and_answer_are_kept_for_a_time_after_the_end(clock: Any, policy:
     flood(cache, 13)
     assert found(cache, conversation) == 12
     clock.now += 1
-    flood(cache, 13, number=1001)
-    flood(cache, 13, number=1002)
+    flood(cache, 13)
     assert found(cache, conversation) == 0, "its time is over"
 
 
@@ -117,7 +117,6 @@ def test_it_is_kept_until_the_conversation_goes_on(clock: Any) -> None:
     assert cache.stats().kept == 0, "its purpose is fulfilled"
     end(cache, goes_on)
     flood(cache, 14)
-    flood(cache, 14, number=1001)
     assert found(cache, [*prompt, *[2] * 5]) == 0
 
 
@@ -136,7 +135,7 @@ def test_going_on_with_an_answer_that_is_written_otherwise_ends_it_too(clock: An
 def test_another_conversation_with_the_same_beginning_ends_nothing(clock: Any) -> None:
     cache = make_cache(40)
     end(cache, begin(cache, asking(1, [1] * 8 + [2] * 8 + [9], ONCE)))
-    begin(cache, asking(2, [1] * 8 + [3] * 8))
+    begin(cache, asking(2, [1] * 8 + [3] * 20))
     cache.check()
     assert cache.stats().kept == 4
     begin(cache, asking(3, [1] * 8 + [2] * 8 + [9]))
@@ -149,7 +148,6 @@ def test_the_time_bounds_it(clock: Any) -> None:
     assert through(cache, asking(1, [1] * 9, ONCE))
     clock.now += TTL
     flood(cache, 14)
-    flood(cache, 14, number=1001)
     assert found(cache, [1] * 9) == 0
 
 
@@ -164,7 +162,7 @@ def test_who_asks_without_condition_gets_the_time(clock: Any, first: Retention) 
 
 
 def test_all_answers_to_a_prompt_wait_for_the_one_that_goes_on(clock: Any) -> None:
-    cache = make_cache(60)
+    cache = make_cache(24)
     for number, token in ((1, 2), (2, 3)):
         answer = begin(cache, asking(number, [1] * 9, ONCE))
         say(cache, answer, [token] * 8)
@@ -173,6 +171,21 @@ def test_all_answers_to_a_prompt_wait_for_the_one_that_goes_on(clock: Any) -> No
     begin(cache, asking(3, [1] * 9 + [2] * 8 + [5]))
     cache.check()
     assert cache.stats().kept == 0, "the answer that was not taken is of no use"
+    through(cache, make_request(4, [4] * 48))
+    through(cache, make_request(5, [5] * 24))
+    assert found(cache, [1] * 9 + [3] * 8) == 8, "nor is it spared"
+
+
+def test_parts_that_are_put_together_are_kept_as_one(clock: Any) -> None:
+    cache = make_cache(40)
+    whole = begin(cache, asking(1, [1] * 17, Retention(TTL)))
+    whole.num_computed = 17
+    cache.commit(whole)
+    part = begin(cache, asking(2, [1] * 8 + [2]))
+    cache.release(part)
+    assert end(cache, whole)
+    assert cache.stats().kept == 4
+    assert len(list(cache.index.shards())) == 1
 
 
 # ------------------------------------------------------------------ the class of scoring
@@ -186,9 +199,9 @@ def test_the_class_of_a_hint_is_what_eviction_goes_by(
     request = asking(1, [1] * 9, Retention(0, asked))
     request.service = own
     assert through(cache, request) is None, "nothing is to be kept for a time"
-    for number in range(3):
+    for _ in range(3):
         clock.now += 10**9
-        flood(cache, 13, number=1000 + number)
+        flood(cache, 13)
     assert (found(cache, [1] * 9) == 8) == outlives
 
 

@@ -58,6 +58,7 @@ class Engine:
         self.messages: queue.SimpleQueue = queue.SimpleQueue()
         self.closed = threading.Event()
         self.error = None
+        self.kv = None  # the latest report that `collect` has seen
         self.client.listen(self.messages.put, self.closed.set)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -80,6 +81,7 @@ class Engine:
                 last[message.id] = message
             elif isinstance(message, StepOutputs):
                 stats = message.stats
+                self.kv = message.kv or self.kv
                 for delta in message.deltas:
                     tokens[delta.id] += delta.tokens
                     if delta.finish_reason:
