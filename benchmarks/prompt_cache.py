@@ -43,7 +43,7 @@ TEXT = (
 WORDS = TEXT.split()
 _TOKENS_OF_A_WORD = 1.72
 _BELOW_SHORT, _ABOVE_SHORT = 80, 130  # words: about 560 and 850 characters with the model's own system prompt
-_BLOCKS, _BLOCK = 60, 50
+_BLOCKS, _BLOCK = 200, 50
 NS_PER_US = 1000
 
 Messages = list[dict[str, str]]
