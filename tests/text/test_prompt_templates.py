@@ -70,7 +70,7 @@ def begins(*messages: dict[str, str]) -> PromptTemplate:
 
 
 async def test_what_the_file_says_is_known_to_all_from_the_start(byte_tokenizer: Tokenizer) -> None:
-    pool = text_pool(byte_tokenizer, TEMPLATE, workers=1, max_model_len=4096, prompt_templates=[begins(SYSTEM)])
+    pool = text_pool(byte_tokenizer, TEMPLATE, workers=1, prompt_templates=[begins(SYSTEM)])
     assert pool.cache is not None
     for salt in ("a", "b"):
         prompt = await pool.render_and_encode([SYSTEM, {"role": "user", "content": "Hi"}], salt=salt)
@@ -81,7 +81,7 @@ async def test_what_the_file_says_is_known_to_all_from_the_start(byte_tokenizer:
 
 def test_what_the_model_refuses_is_told_with_its_line(byte_tokenizer: Tokenizer) -> None:
     def start(template: ChatTemplate | None, *given: PromptTemplate) -> None:
-        text_pool(byte_tokenizer, template, workers=1, max_model_len=64, prompt_templates=given)
+        text_pool(byte_tokenizer, template, workers=1, prompt_templates=given)
 
     with pytest.raises(ConfigError, match=r"line 7: messages must be"):
         start(TEMPLATE, begins())
@@ -100,9 +100,9 @@ def test_what_cannot_be_found_again_is_told(
     byte_tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, template: ChatTemplate, begin: PromptTemplate
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        text_pool(byte_tokenizer, template, workers=1, max_model_len=64, prompt_templates=[begin]).close()
+        text_pool(byte_tokenizer, template, workers=1, prompt_templates=[begin]).close()
     assert "line 7: nothing of it can be found again" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        text_pool(byte_tokenizer, TEMPLATE, workers=1, max_model_len=64, prompt_templates=[begins(SYSTEM)]).close()
+        text_pool(byte_tokenizer, TEMPLATE, workers=1, prompt_templates=[begins(SYSTEM)]).close()
     assert caplog.text == ""

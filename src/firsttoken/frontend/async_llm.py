@@ -166,6 +166,8 @@ class AsyncLLM:
                 self._text = await asyncio.to_thread(load_text, self._args, tokenizer=self._text.tokenizer)
             if self._link is None:
                 raise RuntimeError("AsyncLLM needs a started engine's handle: use AsyncLLM.launch(EngineArgs(...))")
+            if self.tokenizer is not None:  # while the engine loads
+                await asyncio.to_thread(self._make_pool, self.tokenizer)
             info = await self._connect(self._link)
         except BaseException:
             await self.shutdown()
@@ -173,18 +175,17 @@ class AsyncLLM:
         self.metrics.set_info(info)
         if not self._text.name:
             self._text = ModelText(info.model, self.tokenizer, self.chat_template, self.generation_config)
-        if self.tokenizer is not None:
-            await asyncio.to_thread(self._make_pool, self.tokenizer, info.max_model_len)
+        if self._pool is not None:
+            self._pool.limit_to(info.max_model_len)
         self._admission = Admission(
             info, self.generation_config, has_tokenizer=self.tokenizer is not None, seed=self._seed
         )
 
-    def _make_pool(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+    def _make_pool(self, tokenizer: Tokenizer) -> None:
         self._pool = text_pool(
             tokenizer,
             self.chat_template,
             workers=self._text_workers,
-            max_model_len=max_model_len,
             prompt_templates=self._prompt_templates,
         )
         if self._pool.cache is not None:

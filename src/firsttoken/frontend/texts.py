@@ -24,7 +24,6 @@ def text_pool(
     template: ChatTemplate | None,
     *,
     workers: int,
-    max_model_len: int,
     prompt_templates: Sequence[PromptTemplate] = (),
 ) -> TextPool:
     """Some milliseconds of trying what tokenizer and template take, and the time to tokenise ``prompt_templates``.
@@ -34,13 +33,12 @@ def text_pool(
     cache = _prompt_cache(tokenizer, template)
     if prompt_templates:
         _load(cache, template, prompt_templates)
-    own = None if cache is None else _prompt_cache(tokenizer, template)
+    trial = None if cache is None else _prompt_cache(tokenizer, template)
     return TextPool(
         tokenizer,
         template,
         workers=workers,
-        max_chars=max_model_len * tokenizer.max_token_chars,
-        pace=Pace.measure(tokenizer, template, own),
+        pace=Pace.measure(tokenizer, template, trial),
         cache=cache,
     )
 

@@ -27,7 +27,7 @@ _SAMPLE = (
     "Zürich, Ürümqi, 東京, Αθήνα; 3.14159 * 2 == 6.28318\n"
 )
 _SAMPLE_BYTES = len(_SAMPLE.encode())
-_LONG = [{"role": "user", "content": _SAMPLE * 40}]
+_LONG = [{"role": "user", "content": _SAMPLE * 20}]
 _CHAT = [{"role": role, "content": "Hi"} for role in ("user", "assistant", "user", "assistant", "user")]
 
 

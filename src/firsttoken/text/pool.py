@@ -45,10 +45,9 @@ class TextPool:
     matter of microseconds (`INLINE_NS`) take no thread. What a ``cache`` knows is not tokenised again; ``salt`` is who
     it is kept for.
 
-    A prompt of more than ``max_chars`` characters is refused before any work is done on it
-    (``max_model_len * tokenizer.max_token_chars`` refuses only what cannot fit). The queue has no bound of its own:
-    what waits in it has been accepted by the server, which bounds the requests it holds. Work whose caller was
-    cancelled before it began is dropped.
+    A prompt of more than ``max_chars`` characters is refused before any work is done on it. The queue has no bound of
+    its own: what waits in it has been accepted by the server, which bounds the requests it holds. Work whose caller
+    was cancelled before it began is dropped.
     """
 
     def __init__(
@@ -64,6 +63,7 @@ class TextPool:
         self.tokenizer = tokenizer
         self.template = template
         self.max_chars = max_chars
+        self._token_chars = tokenizer.max_token_chars
         self._pace = pace
         self.cache = cache
         self._sweep: asyncio.TimerHandle | None = None
@@ -71,6 +71,10 @@ class TextPool:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="text")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="text-large")
+
+    def limit_to(self, max_model_len: int) -> None:
+        """Refuse what cannot fit in so many tokens."""
+        self.max_chars = max_model_len * self._token_chars
 
     async def encode(
         self,
