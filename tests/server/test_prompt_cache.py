@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.engine.stub import StubEngine
+from firsttoken.frontend.async_llm import AsyncLLM
 from firsttoken.server.config import ServerConfig
-from tests.server.conftest import say
+from firsttoken.text.chat_template import ChatTemplate
+from firsttoken.text.prompt_templates import PromptTemplate
+from tests.server.conftest import TEMPLATE, say
+from tests.support.byte_tokenizer import VOCAB_SIZE
 
 CHAT = [{"role": "system", "content": "Be a patient clerk. " * 50}, {"role": "user", "content": "Hi"}]
 
@@ -45,3 +53,17 @@ async def test_the_salt_is_no_template_variable(make_client) -> None:
         reply = await client.post("/v1/chat/completions", body)
         assert reply.status == 400
         assert reply.json["error"]["param"] == "chat_template_kwargs.cache_salt"
+
+
+async def test_a_prompt_template_that_the_model_refuses_ends_the_start(tokenizer) -> None:
+    begin = PromptTemplate("--prompt-templates x, line 3", [{"role": "user", "content": "boom"}], None, {})
+    llm = AsyncLLM(
+        StubEngine(say("ok"), vocab_size=VOCAB_SIZE),
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(TEMPLATE),
+        prompt_templates=[begin],
+    )
+    with pytest.raises(ConfigError, match="line 3: the chat template refuses these messages: no boom here"):
+        await llm.start()
+    with pytest.raises(RuntimeError, match="not started"):
+        llm.info  # noqa: B018
