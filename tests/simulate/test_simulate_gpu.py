@@ -68,7 +68,7 @@ def test_steps_under_load_are_stretched_by_kind() -> None:
 
 def test_a_measured_load_is_reproduced() -> None:
     """What an engine measured on an H200 with the budget of then: 40 requests a second for 12 s, 128 at once."""
-    measured = json.loads((RESULTS / "load_8b_40.json").read_text(encoding="utf-8"))
+    measured = json.loads((RESULTS / "load_8b_40_then.json").read_text(encoding="utf-8"))
     gpu = model_gpu(packaged_table("h200", "llama-3.1-8b"))
     engine = EngineShape(
         kv_blocks=gpu.table.kv_blocks,
