@@ -31,7 +31,7 @@ def restoring_pays(monkeypatch):
 
 @asynccontextmanager
 async def serving(folder: Path | None = None, config: ServerConfig = CONFIG, **options: Any):
-    lower = {} if folder is None else {"kv_host_memory": 4 << 20, "kv_disk": str(folder), "kv_disk_size": 64 << 20}
+    lower = {} if folder is None else {"kv_host_memory": 8 << 20, "kv_disk": str(folder), "kv_disk_size": 64 << 20}
     args = AsyncEngineArgs(
         model="random:tiny-llama", max_model_len=512, max_num_seqs=2, threads=1, quantization="none", dtype="float32",
         targets=config.targets, **{**lower, **options},
@@ -65,27 +65,34 @@ async def until(client: Client, key: str, holds: Any) -> dict[str, Any]:
 
 
 async def flood(client: Client, key: str) -> None:
-    """All of the device's blocks, several times over."""
-    for number in range(4):
+    """All of the device's blocks, but for what outlives 240 others."""
+    for number in range(8):
         await ask(client, key, [10 + number] * 480)
+
+
+async def copied(client: Client, blocks: int) -> None:
+    """What was asked lies in host memory too."""
+    await until(client, "anna", lambda told: told["restores"]["spilled_blocks"] >= blocks)
 
 
 BLOCK = 3 * 2 * 3 * 16 * 12 * 4  # bytes
 
 
 async def test_tenants_share_nothing_in_any_tier_and_groups_all(tmp_path):
-    async with serving(tmp_path, kv_memory=36 * BLOCK) as client:
+    options = {"kv_memory": 160 * BLOCK, "kv_eviction": "lru"}
+    async with serving(tmp_path, **options) as client:
         assert await found(client, "anna", PROMPT) == NOTHING
         assert await found(client, "eve", PROMPT) == NOTHING
-        assert sum((await found(client, "anna", PROMPT)).values()) == 400
+        assert (await found(client, "anna", PROMPT))["device"] == 400
         for key, prompt in (("anna", OTHER), ("anna", THIRD), ("carl", TEAMS)):
             assert await found(client, key, prompt) == NOTHING
         assert (await found(client, "dora", TEAMS))["device"] == 400
+        await copied(client, 5 * 25)
         await flood(client, "anna")
         assert await found(client, "eve", OTHER) == NOTHING
         assert (await found(client, "anna", OTHER))["host"] == 400
         assert (await found(client, "dora", TEAMS))["host"] == 400
-    async with serving(tmp_path, kv_memory=36 * BLOCK) as client:
+    async with serving(tmp_path, **options) as client:
         for key, prompt, disk in (
             ("eve", THIRD, 0), ("eve", TEAMS, 0), ("anna", TEAMS, 0), ("dora", THIRD, 0), ("anna", THIRD, 400),
             ("dora", TEAMS, 400),
@@ -137,8 +144,11 @@ async def test_a_tool_result_ends_what_was_kept_for_it(tmp_path):
 
 async def test_the_dashboard_and_the_metrics_add_up(tmp_path):
     async with serving(tmp_path, kv_memory=36 * BLOCK) as client:
-        prompts = [PROMPT, PROMPT, OTHER, THIRD, OTHER, PROMPT]
-        asked = [await ask(client, "anna", prompt, service_tier="p1") for prompt in prompts]
+        asked = []
+        for number, prompt in enumerate(prompts := [PROMPT, PROMPT, OTHER, THIRD, OTHER, PROMPT]):
+            asked.append(await ask(client, "anna", prompt, service_tier="p1"))
+            if number < 4:
+                await copied(client, 25 * max(1, number))
         tokens = {tier: sum(one["timings"]["cached_tokens"][tier] for one in asked) for tier in NOTHING}
         assert tokens["device"] >= 400
         assert tokens["host"] >= 400

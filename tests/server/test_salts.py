@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import subprocess
 import sys
+from concurrent.futures import Future
 
 import pytest
 
 from firsttoken.core.service import KeyRule, Targets
 from firsttoken.core.targets_file import parse_targets
+from firsttoken.server import auth
 from firsttoken.server.config import ApiKey, ServerConfig
 from firsttoken.server.salts import cache_salts
 from tests.support.byte_tokenizer import EOS as END
@@ -18,7 +21,7 @@ TEAM = KeyRule(cache_group="team-a")
 
 
 def salts(*keys: ApiKey, lasting: bool = False) -> list[str]:
-    return cache_salts(keys, lasting=lasting)
+    return [salt.result(10) for salt in cache_salts(keys, lasting=lasting)]
 
 
 @pytest.mark.parametrize("lasting", [False, True])
@@ -36,7 +39,7 @@ def test_each_key_has_its_own_but_those_of_a_name_or_a_group(lasting):
 
 
 def test_a_lasting_salt_is_the_same_in_another_process():
-    code = "from firsttoken.server.salts import *; print(cache_salts([ApiKey('', 'k')], lasting=True)[0])"
+    code = "from firsttoken.server.salts import *; print(cache_salts([ApiKey('', 'k')], lasting=True)[0].result())"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == salts(ApiKey("", "k"), lasting=True)[0]
 
@@ -56,6 +59,33 @@ def test_to_try_a_key_takes_memory_and_time():
         salt
         == hashlib.scrypt(b"k", salt=b"firsttoken/kv-salt/1", n=1 << 14, r=8, p=1, maxmem=2 * memory, dklen=32).hex()
     ), "files of earlier versions are found by it"
+
+
+async def test_requests_wait_for_a_salt_that_is_not_made_yet_and_nobody_else_does(make_client, monkeypatch):
+    slow = Future()
+    slow.set_running_or_notify_cancel()
+    quick = Future()
+    quick.set_result("quick")
+    monkeypatch.setattr(auth, "cache_salts", lambda keys, *, lasting: [slow, quick])
+    asked = []
+
+    def script(request):
+        asked.append(request.salt)
+        return [END]
+
+    async with make_client(script, ServerConfig(api_keys=("slow", "quick"))) as client:
+        body = {"prompt": "x"}
+        waiting = [client.start("/v1/completions", body, headers={"authorization": "Bearer slow"}) for _ in range(3)]
+        assert (await client.post("/v1/completions", body, headers={"authorization": "Bearer quick"})).status == 200
+        waiting[0].task.cancel()
+        await asyncio.sleep(0.01)
+        assert asked == ["quick"]
+        slow.set_result("made")
+        for exchange in waiting[1:]:
+            await asyncio.wait_for(exchange.task, 5)
+            assert exchange.reply.status == 200
+        assert (await client.post("/v1/completions", body, headers={"authorization": "Bearer slow"})).status == 200
+    assert asked == ["quick", "made", "made", "made"]
 
 
 async def test_a_group_in_the_file_of_targets_shares(make_client):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from collections.abc import Sequence
+from concurrent.futures import Future
 
+from firsttoken.core.service import KeyRule
 from firsttoken.server.access import log_refusal
 from firsttoken.server.call import CALLER, JSON, App, Caller, Receive, Scope, Send, given_id, header
 from firsttoken.server.config import ApiKey
@@ -25,31 +28,48 @@ class ApiKeys:
 
     def __init__(self, app: App, keys: Sequence[ApiKey], *, lasting: bool = False) -> None:
         self._app = app
-        self._callers: list[tuple[bytes, Caller]] = []
-        named: dict[str, Caller] = {}
+        self._holders: list[tuple[bytes, _Holder]] = []
+        named: dict[str, _Holder] = {}
         for one, salt in zip(keys, cache_salts(keys, lasting=lasting), strict=True):
             digest = hashlib.sha256(one.key.encode()).digest()
             tenant = hashlib.sha256(b"firsttoken/tenant" + digest).hexdigest()
-            caller = Caller(tenant, one.rule, salt)
-            self._callers.append((digest, named.setdefault(one.name, caller) if one.name else caller))
+            holder = _Holder(tenant, one.rule, salt)
+            self._holders.append((digest, named.setdefault(one.name, holder) if one.name else holder))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not _is_open(scope):
-            caller = self._match(scope)
-            if caller is None:
+            holder = self._match(scope)
+            if holder is None:
                 await refuse(scope, send, _unauthorized())
                 return
-            scope = {**scope, CALLER: caller}
+            scope = {**scope, CALLER: holder.caller or await holder.wait()}
         await self._app(scope, receive, send)
 
-    def _match(self, scope: Scope) -> Caller | None:
+    def _match(self, scope: Scope) -> _Holder | None:
         scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
         given = hashlib.sha256(key.strip()).digest()
         found = None
-        for digest, caller in self._callers:
+        for digest, holder in self._holders:
             if hmac.compare_digest(digest, given):
-                found = caller
+                found = holder
         return found if scheme.lower() == b"bearer" else None
+
+
+class _Holder:
+    """Who has a key; ``caller`` is None until the key's salt is known, which takes a moment after the start."""
+
+    __slots__ = ("_rule", "_salt", "_tenant", "caller")
+
+    def __init__(self, tenant: str, rule: KeyRule, salt: Future[str]) -> None:
+        self._tenant, self._rule, self._salt = tenant, rule, salt
+        self.caller: Caller | None = None
+        if salt.done():
+            self.caller = Caller(tenant, rule, salt.result())
+
+    async def wait(self) -> Caller:
+        salt = await asyncio.wrap_future(self._salt)
+        self.caller = Caller(self._tenant, self._rule, salt)
+        return self.caller
 
 
 def _is_open(scope: Scope) -> bool:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 
 from firsttoken.server.config import ApiKey
 
@@ -24,37 +25,54 @@ _PURPOSE = b"firsttoken/kv-salt/1"
 _GROUP = "group/"
 
 
-def cache_salts(keys: Sequence[ApiKey], *, lasting: bool) -> list[str]:
-    """A salt for each of the keys, in their order.
+def cache_salts(keys: Sequence[ApiKey], *, lasting: bool) -> list[Future[str]]:
+    """A salt for each of the keys, in their order; those of keys take their turn on a thread, where they take long.
 
     Keys of one ``cache_group`` have the same, and keys of one name have that of the first. ``lasting``: the same keys
-    have the same salts in another process, and they take 50 ms of a processor each.
+    have the same salts in another process, and take the thread some 50 ms each.
     """
-    groups = [f"{_GROUP}{one.rule.cache_group}" if one.rule.cache_group else "" for one in keys]
+    derive = _slow if lasting else _quick()
+    made: dict[str, Future[str]] = {}
     first: dict[str, str] = {}
-    owners = [first.setdefault(one.name, one.key) if one.name else one.key for one in keys]
-    made = _made({owner for owner, group in zip(owners, groups, strict=True) if not group}, _derivation(lasting))
-    return [group or made[owner] for owner, group in zip(owners, groups, strict=True)]
+    found = []
+    for one in keys:
+        if one.rule.cache_group:
+            found.append(_known(f"{_GROUP}{one.rule.cache_group}"))
+            continue
+        owner = first.setdefault(one.name, one.key) if one.name else one.key
+        if owner not in made:
+            made[owner] = Future() if lasting else _known(derive(owner))
+        found.append(made[owner])
+    if lasting and made:
+        for salt in made.values():
+            salt.set_running_or_notify_cancel()  # who waits may give up, others wait for the same
+        # It must not keep a process that ends from ending.
+        threading.Thread(target=_make, args=(made,), name="firsttoken-salts", daemon=True).start()
+    return found
 
 
-def _derivation(lasting: bool) -> Callable[[str], str]:
-    if lasting:
-        return _slow
-    secret = os.urandom(32)
+def _make(wanted: dict[str, Future[str]]) -> None:
+    for key, salt in wanted.items():
+        try:
+            salt.set_result(_slow(key))
+        except Exception as error:
+            salt.set_exception(error)
 
-    def keyed(key: str) -> str:
-        return hashlib.blake2b(key.encode(), key=secret, person=b"kv-salt", digest_size=32).hexdigest()
 
-    return keyed
+def _known(salt: str) -> Future[str]:
+    future: Future[str] = Future()
+    future.set_result(salt)
+    return future
 
 
 def _slow(key: str) -> str:
     return hashlib.scrypt(key.encode(), salt=_PURPOSE, n=_N, r=_R, p=_P, maxmem=_MEMORY, dklen=32).hex()
 
 
-def _made(keys: set[str], derive: Callable[[str], str]) -> dict[str, str]:
-    if derive is not _slow or len(keys) < 2:
-        return {key: derive(key) for key in keys}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # scrypt leaves the interpreter to others
-        ordered = sorted(keys)
-        return dict(zip(ordered, pool.map(derive, ordered), strict=True))
+def _quick() -> Callable[[str], str]:
+    secret = os.urandom(32)
+
+    def keyed(key: str) -> str:
+        return hashlib.blake2b(key.encode(), key=secret, person=b"kv-salt", digest_size=32).hexdigest()
+
+    return keyed
