@@ -67,6 +67,18 @@ def test_load_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert set(result[name]) == PERCENTILES
 
 
+def test_load_of_a_trace_at_several_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = ["2023-11-16 18:17:03.0000000,40,3", "2023-11-16 18:17:03.2000000,30,2"]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    load = ["--trace", str(trace), "--seconds", "1", "--warmup", "0", "--repeat", "2"]
+    assert main(["bench", "load", *TINY, *load, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["requests"]["ok"] == 4
+    assert len(result["repeats"]) == 2
+    assert set(result["ci95"]["e2e_ms"]) == PERCENTILES
+
+
 def test_streams_of_other_classes_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--rate", "10", "--seconds", "1", "--warmup", "0", "--mix", "16:2"]
     beside = ["--beside", "car=p0,7,16:3", "--beside", "bot=p1,5,40:4"]
@@ -84,7 +96,7 @@ def test_streams_of_other_classes_are_told_apart(capsys: pytest.CaptureFixture[s
         (["load", "--rate", "1", "--beside", "car=p7,1,16:3"], "is no stream"),
         (["load", "--rate", "1", "--beside", "car=p0,0,16:3"], "the rate of a stream must be more than 0"),
         (["load", "--rate", "1", "--beside", "p0,1,16:3"], "is no stream"),
-        (["load"], "one of the arguments --rate --concurrency is required"),
+        (["load"], "one of the arguments --rate --rates --concurrency --burst --trace is required"),
         (["load", "--rate", "0"], "it must be more than 0"),
         (["load", "--rate", "1", "--mix", "64"], "is not a mix"),
         (["load", "--rate", "1", "--target-ttft", "80"], "is not a time"),
@@ -113,7 +125,6 @@ def test_each_measurement_explains_itself(what: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["load", "http://127.0.0.1:8000", "--rate", "1"], "not a server's URL"),
         (["load", "random:tiny-llama", "--rate", "0.01", "--seconds", "1"], "no request at all"),
     ],
 )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+# Tokens that one of an arrival's blocks stands for, as the published traces count them.
+TRACE_BLOCK_TOKENS = 512
+_BURST = re.compile(r"(\d{1,6})\s*,\s*(?:every\s*)?(\d{1,9}(?:\.\d{1,9})?)\s*s?")
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,40 @@ class Mix:
 
 @dataclass(frozen=True)
 class Arrival:
-    """``at_s`` seconds after the beginning."""
+    """``at_s`` seconds after the beginning. Prompts are alike as far as their ``blocks`` are (ids of
+    `TRACE_BLOCK_TOKENS` tokens each, the last one perhaps cut short); one without blocks is like no other."""
 
     at_s: float
     input: int
     output: int
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Burst:
+    """``requests`` at once, every ``every_s`` seconds."""
+
+    requests: int
+    every_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Burst:
+        """From ``32,every 10s`` or ``32,10``. Raises ValueError."""
+        match = _BURST.fullmatch(text.strip())
+        if match is None or int(match[1]) < 1 or float(match[2]) <= 0:
+            raise ValueError(f"{text!r:.80} is no burst: write it as in '32,every 10s' (requests, seconds between)")
+        return cls(int(match[1]), float(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.requests},every {self.every_s:g}s"
+
+    def arrivals(self, seconds: float, mix: Mix, seed: int | str) -> list[Arrival]:
+        """Bursts from 0 on, before ``seconds``; lengths as in `poisson`, input and output in this order."""
+        rng = random.Random(seed)
+        times = [number * self.every_s for number in range(math.ceil(seconds / self.every_s))]
+        return [
+            Arrival(at, rng.choice(mix.inputs), rng.choice(mix.outputs)) for at in times for _ in range(self.requests)
+        ]
 
 
 def poisson(rate: float, seconds: float, mix: Mix, seed: int | str) -> list[Arrival]:

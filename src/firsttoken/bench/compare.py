@@ -19,7 +19,7 @@ HIGHER = ("tokens_per_s_median", "requests_per_s", "output_tokens_per_s")
 # Results that differ in one of these are not of the same case.
 IDENTITY = (
     *("device", "device_name", "model", "dtype", "quantization", "kv_dtype"),
-    *("batch", "input", "output", "rate", "concurrency", "mix", "seconds"),
+    *("batch", "input", "output", "rate", "rates", "concurrency", "burst", "trace", "scale", "mix", "seconds"),
 )
 # How the rows of a table are told apart, and what is compared in them.
 _STEP_KEY = ("kind", "decode_rows", "context", "prefill_tokens", "prefill_start")

@@ -33,3 +33,17 @@ def within_targets(request: Timed, ttft_ms: float | None, itl_ms: float | None) 
         return False
     gaps = sorted(request.gaps_ms)
     return itl_ms is None or not gaps or percentile(gaps, 0.99) <= itl_ms
+
+
+def target_figures(ttft_ms: float | None, itl_ms: float | None, figures: dict[str, Any]) -> dict[str, Any]:
+    """Each stated target beside the p99 of ``figures`` that it bounds (None without an answer), and whether that
+    keeps it."""
+    stated = {"ttft_ms": ttft_ms, "itl_ms": itl_ms}
+    # Answers of one token have no gap, and keep any bound on gaps; no answers keep nothing.
+    answered = bool(figures["ttft_ms"])
+    found = {}
+    for name, target in stated.items():
+        if target is not None:
+            p99 = figures[name].get("p99")
+            found[name] = {"target": target, "p99": p99, "met": answered if p99 is None else p99 <= target}
+    return found

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from firsttoken.bench.arrivals import Arrival, Mix, endless, poisson
+from firsttoken.bench.arrivals import TRACE_BLOCK_TOKENS, Arrival, Mix, endless, poisson
 from firsttoken.bench.errors import BenchFailed
-from firsttoken.bench.figures import latency_figures, within_targets
+from firsttoken.bench.figures import latency_figures, target_figures, within_targets
 from firsttoken.bench.requests import Timed, random_prompt, run_request
 from firsttoken.bench.session import Session
+from firsttoken.bench.shape import Load
 from firsttoken.core.service import CLASS_NAMES, ServiceClass
 from firsttoken.frontend.async_llm import AsyncLLM
 from firsttoken.observability.percentiles import percentiles
@@ -52,23 +53,11 @@ class Stream:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadConfig:
-    """Either ``rate`` requests a second arrive (Poisson), or ``concurrency`` callers each send their next request when
-    their last one ended; for ``seconds``, after which what still runs is waited for.
+class LoadConfig(Load):
+    """A load on an engine. ``beside`` are further streams, whose requests are told apart. Before all the engine has
+    ``prepare_s`` to capture its steps."""
 
-    ``beside`` are further streams, whose requests are told apart. Before that the engine has ``prepare_s`` to capture
-    its steps, and the same load runs for ``warmup_s`` unmeasured, with other prompts. ``target_*`` are in ms.
-    """
-
-    mix: Mix
-    rate: float | None = None
-    concurrency: int | None = None
-    seconds: float = 12.0
     prepare_s: float = 60.0
-    warmup_s: float = 2.0
-    seed: int = 1
-    target_ttft_ms: float | None = None
-    target_itl_ms: float | None = None
     beside: tuple[Stream, ...] = ()
 
 
@@ -83,18 +72,22 @@ class _Run:
     wall_s: float
 
 
-async def measure_load(session: Session, config: LoadConfig, say: Say = lambda text: None) -> dict[str, Any]:
-    """The figures under their public names. Raises `BenchFailed` when no request got an answer."""
-    for mix in (config.mix, *(stream.mix for stream in config.beside)):
-        session.check_length(max(mix.inputs) + max(mix.outputs))
+async def measure_load(
+    session: Session, config: LoadConfig, say: Say = lambda text: None, *, prompts: int = 0
+) -> dict[str, Any]:
+    """The figures under their public names; measurements of one session need other ``prompts``, since the engine may
+    still have their KV. Raises `BenchFailed` when no request got an answer."""
+    session.check_length(config.longest)
+    for stream in config.beside:
+        session.check_length(max(stream.mix.inputs) + max(stream.mix.outputs))
     say("waiting for the engine to be prepared")
     prepared_s = await session.prepare(config.prepare_s)
     if config.warmup_s > 0:
         say(f"warming up for {config.warmup_s:g} s")
-        await _run(session.llm, config, config.warmup_s, config.seed + 1)
+        await _run(session.llm, config, config.warmup_s, config.seed + 1, prompts)
     say(f"measuring for {config.seconds:g} s")
     before = session.llm.stats
-    run = await _run(session.llm, config, config.seconds, config.seed)
+    run = await _run(session.llm, config, config.seconds, config.seed, prompts)
     answered = [one for one in run.requests if one.ok]
     reasons = Counter(one.error for one in run.requests if one.error is not None)
     if not answered:
@@ -112,7 +105,7 @@ async def measure_load(session: Session, config: LoadConfig, say: Say = lambda t
         "requests_per_s": len(answered) / run.wall_s,
         "output_tokens_per_s": sum(one.tokens for one in run.requests) / run.wall_s,
         "goodput_rps": good / run.wall_s,
-        "targets": _targets(config, figures),
+        "targets": target_figures(config.target_ttft_ms, config.target_itl_ms, figures),
         **({"beside": {name: _stream_figures(found) for name, found in run.beside.items()}} if run.beside else {}),
         "late_ms": percentiles(run.late_ms),
         "captured_share": session.captured_share(before),
@@ -129,46 +122,47 @@ def _stream_figures(requests: Sequence[Timed]) -> dict[str, Any]:
     return {"sent": len(requests), "ok": len(answered), **latency_figures(answered)}
 
 
-def _targets(config: LoadConfig, figures: dict[str, Any]) -> dict[str, Any]:
-    """Each stated target beside the p99 that it bounds, and whether that keeps it."""
-    stated = {"ttft_ms": config.target_ttft_ms, "itl_ms": config.target_itl_ms}
-    return {
-        name: {"target": target, "p99": figures[name].get("p99"), "met": figures[name].get("p99", 0.0) <= target}
-        for name, target in stated.items()
-        if target is not None
-    }
-
-
-async def _run(llm: AsyncLLM, config: LoadConfig, seconds: float, seed: int) -> _Run:
+async def _run(llm: AsyncLLM, config: LoadConfig, seconds: float, seed: int, prompts: int) -> _Run:
     # Prompts have random numbers of their own: the lengths' must not depend on them.
-    rng = random.Random(f"prompts/{seed}")
-
-    def prompt(tokens: int) -> array[int]:
-        return random_prompt(rng, tokens, llm.info.vocab_size)
-
+    prompt = _Prompts(llm.info.vocab_size, f"prompts/{seed}" + (f"/{prompts}" if prompts else "")).make
     streams = [
         asyncio.create_task(_open_loop(llm, stream.arrivals(seconds, seed), prompt, stream.service))
         for stream in config.beside
     ]
-    if config.rate is not None:
-        run = await _open_loop(llm, poisson(config.rate, seconds, config.mix, seed), prompt)
-    elif config.concurrency is not None:
+    if config.concurrency is not None:
         run = await _closed_loop(llm, config, seconds, seed, prompt)
     else:
-        raise ValueError("a load needs a rate or a concurrency")
+        run = await _open_loop(llm, config.arrivals(seconds, seed), prompt)
     beside = await asyncio.gather(*streams)
     names = [stream.name for stream in config.beside]
     return replace(run, beside={name: found.requests for name, found in zip(names, beside, strict=True)})
 
 
+class _Prompts:
+    """Random token ids; blocks of one id are the same ids."""
+
+    def __init__(self, vocab_size: int, seed: str) -> None:
+        self._vocab_size = vocab_size
+        self._seed = seed
+        self._rng = random.Random(seed)
+
+    def make(self, arrival: Arrival) -> array[int]:
+        if not arrival.blocks:
+            return random_prompt(self._rng, arrival.input, self._vocab_size)
+        ids = array("I")
+        for block in arrival.blocks:
+            ids += random_prompt(random.Random(f"{self._seed}/{block}"), TRACE_BLOCK_TOKENS, self._vocab_size)
+        return ids[: arrival.input]
+
+
 async def _open_loop(
     llm: AsyncLLM,
     arrivals: Sequence[Arrival],
-    prompt: Callable[[int], array[int]],
+    prompt: Callable[[Arrival], array[int]],
     service: ServiceClass = ServiceClass.P2,
 ) -> _Run:
     # Before the first is sent: to make one takes longer than some gaps.
-    prompts = [prompt(arrival.input) for arrival in arrivals]
+    prompts = [prompt(arrival) for arrival in arrivals]
     began = time.monotonic()
     late_ms = []
     tasks = []
@@ -183,7 +177,7 @@ async def _open_loop(
 
 
 async def _closed_loop(
-    llm: AsyncLLM, config: LoadConfig, seconds: float, seed: int, prompt: Callable[[int], array[int]]
+    llm: AsyncLLM, config: LoadConfig, seconds: float, seed: int, prompt: Callable[[Arrival], array[int]]
 ) -> _Run:
     assert config.concurrency is not None
     wanted = endless(config.mix, seed)
@@ -193,7 +187,7 @@ async def _closed_loop(
     async def caller() -> None:
         while time.monotonic() - began < seconds:
             arrival = next(wanted)
-            requests.append(await run_request(llm, prompt(arrival.input), arrival.output))
+            requests.append(await run_request(llm, prompt(arrival), arrival.output))
             if requests[-1].error is not None:
                 await asyncio.sleep(0.01)  # an engine that refuses all must not be asked as fast as it can refuse
 

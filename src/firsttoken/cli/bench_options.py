@@ -106,8 +106,10 @@ def percentile_lines(result: dict[str, Any]) -> list[str]:
         if found := result.get(name):
             cells = [f"{found[key]:.2f}" for key in ("p50", "p90", "p99", "max", "mean")]
             lines.append(_columns([name.removesuffix("_ms").upper(), *cells]))
-    stages = ", ".join(f"{name} {found['p50']:.2f}" for name, found in result["stages_ms"].items())
-    return [*lines, f"median of each stage (ms): {stages}"]
+    if stages := result.get("stages_ms"):
+        medians = ", ".join(f"{name} {found['p50']:.2f}" for name, found in stages.items())
+        lines.append(f"median of each stage (ms): {medians}")
+    return lines
 
 
 def start_line(result: dict[str, Any]) -> str:

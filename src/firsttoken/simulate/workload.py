@@ -6,12 +6,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from firsttoken.bench.arrivals import Mix, poisson
+from firsttoken.bench.arrivals import TRACE_BLOCK_TOKENS as TRACE_BLOCK_TOKENS  # read from here by the whole room
+from firsttoken.bench.arrivals import Arrival, Mix, poisson
 from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.service import ServiceClass
 
-# Tokens that one of `Job.blocks` stands for, as the published traces count them.
-TRACE_BLOCK_TOKENS = 512
 # Every generated token. No prompt holds it, so no prompt begins with what another request generated.
 OUTPUT_TOKEN = 0
 # The group of the figures of requests that come in bursts.
@@ -117,3 +116,8 @@ def speeded_up(jobs: Sequence[Job], scale: float) -> list[Job]:
 def within(jobs: Sequence[Job], seconds: float) -> list[Job]:
     """Those that come in the first ``seconds``."""
     return [job for job in jobs if job.at_ns < seconds * NS_PER_S]
+
+
+def as_arrivals(jobs: Sequence[Job]) -> list[Arrival]:
+    """For a load on a real engine or server, which knows no groups, tenants or patience."""
+    return [Arrival(job.at_ns / NS_PER_S, job.input, job.output, job.blocks) for job in jobs]

@@ -1,0 +1,1 @@
+"""Load on any OpenAI-compatible server over HTTP/1.1, measured from outside."""
