@@ -88,7 +88,7 @@ def test_that_another_tenant_sends_the_same_is_for_the_log_alone(caplog: Any) ->
     with caplog.at_level(logging.INFO, "firsttoken.engine.kv_gauges"):
         unseen, cache = told_after("a")
         assert cache.stats().other_salt == 1
-        assert "1 prompts so far begin as another tenant's do" in caplog.text
+        assert "computed anew: 1 so far" in caplog.text
         caplog.clear()
         apart, cache = told_after("c")
         assert cache.stats().other_salt == 1

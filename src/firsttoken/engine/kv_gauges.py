@@ -74,8 +74,8 @@ class KVGauges:
         if count > self._other_salt and now_ns - self._logged_ns >= LOG_NS:
             self._logged_ns = now_ns
             log.info(
-                "%d prompts so far begin as another tenant's do and were computed anew: keys with the same cache_group "
-                "would share them",
+                "prompts that begin as another tenant's do and were computed anew: %d so far; keys with the same "
+                "cache_group would share them",
                 count,
             )
             self._other_salt = count
