@@ -35,6 +35,9 @@ class Clock:
         self.now += 1000  # a microsecond a look
         return self.now
 
+    def tick(self) -> None:
+        self.now += NS_PER_MS
+
 
 def machine_of(clock: Clock, totals: Counter[str]) -> type[RuleBasedStateMachine]:
     class TierMachine(RuleBasedStateMachine):
@@ -55,7 +58,7 @@ def machine_of(clock: Clock, totals: Counter[str]) -> type[RuleBasedStateMachine
             if cost == "by length":
                 options["cost"] = lambda start, end: 1e9 if (end - start) % 8 == 0 else 0.0
             self.options = options
-            self.world = TieredWorld(self.folder, **options)
+            self.world = TieredWorld(self.folder, tick=clock.tick, **options)
 
         @rule(
             prompt=PROMPTS,
@@ -123,7 +126,7 @@ def machine_of(clock: Clock, totals: Counter[str]) -> type[RuleBasedStateMachine
                 self.end()
             else:
                 self.world.crash()
-            self.world = TieredWorld(self.folder, **self.options)
+            self.world = TieredWorld(self.folder, tick=clock.tick, **self.options)
 
         def end(self) -> None:
             self.world.drain()

@@ -25,6 +25,9 @@ class Clock:
         self.now += 1000
         return self.now
 
+    def tick(self) -> None:
+        self.now += NS_PER_MS
+
 
 @pytest.fixture
 def clock() -> Iterator[Clock]:
@@ -51,7 +54,7 @@ class Storm:
         self.sessions = [[chance.randrange(3) for _ in range(chance.choice([4, 8, 13, 24]))] for _ in range(5)]
         self.totals: Counter[str] = Counter()
         self.reads: Counter[str] = Counter()
-        self.world = TieredWorld(folder, **self.options)
+        self.world = TieredWorld(folder, tick=clock.tick, **self.options)
 
     def run(self, actions: int) -> None:
         for _ in range(actions):
@@ -84,11 +87,11 @@ class Storm:
                 world.drain()
             case "restart":
                 self.end()
-                self.world = TieredWorld(self.folder, **self.options)
+                self.world = TieredWorld(self.folder, tick=self.clock.tick, **self.options)
             case "crash":
                 self.count()
                 world.crash()
-                self.world = TieredWorld(self.folder, **self.options)
+                self.world = TieredWorld(self.folder, tick=self.clock.tick, **self.options)
 
     def add(self) -> None:
         """The next turn of a session, mostly; now and then somebody's who cannot wait, or who fails."""

@@ -139,7 +139,8 @@ class Device:
 
 
 class TieredWorld:
-    """``host_blocks`` of host memory, and files in ``folder`` (None for none). ``cost`` is the recomputing's."""
+    """``host_blocks`` of host memory, and files in ``folder`` (None for none). ``cost`` is the recomputing's; ``tick``
+    lets some time pass."""
 
     def __init__(
         self,
@@ -159,8 +160,10 @@ class TieredWorld:
         model: str = "m",
         cost: Callable[[int, int], float] = lambda start, end: 1e9,
         cap_bytes: int = 1 << 30,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         self.random = Random(seed)
+        self.tick = tick
         self.machine = Machine(seed, first=first)
         self.device = Device(self.machine, blocks)
         memory = HostMemory(host_blocks, FORMAT.bytes_per_block)
@@ -260,6 +263,7 @@ class TieredWorld:
         for _ in range(2000):
             if not (self.scheduler.num_running or self.scheduler.num_waiting or self.flying):
                 break
+            self.tick()  # or those whose place was taken would never come back
             self.turn(depth=1)
             self.machine_steps(3)
             if files:

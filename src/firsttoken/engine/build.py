@@ -21,7 +21,7 @@ from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.loop import EngineLoop
 from firsttoken.engine.resolve import resolve
 from firsttoken.engine.start_account import StartAccount
-from firsttoken.engine.tiers import attach_tiers
+from firsttoken.engine.tiers import attach_tiers, kv_name
 from firsttoken.executor.interface import Executor
 from firsttoken.executor.memory import peak_memory
 from firsttoken.kvcache import KVCache
@@ -80,14 +80,15 @@ def assemble(
     config: EngineConfig, fingerprint: str, executor: Executor, channel: EngineEnd, targets: Targets = DEFAULT_TARGETS
 ) -> EngineLoop:
     """Scheduler, KV cache and loop around an executor."""
+    name = kv_name(config, fingerprint)
     kv = KVCache(
         config.executor.kv_format,
         config.executor.kv_blocks,
-        model=fingerprint,
+        model=name,
         prefix_caching=config.prefix_caching,
         policy=make_policy(config.eviction),
     )
-    attach_tiers(config, fingerprint, executor, kv)
+    attach_tiers(config, name, executor, kv)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=config.executor.max_num_seqs,

@@ -138,16 +138,16 @@ class EngineLoop:
             self._run_queue.start()
             while not self._stopping:
                 self.turn()
+            self._flush_tiers()
         except ChannelClosed:
             log.info("the front end is gone: leaving")
+            self._flush_tiers()
         except Exception as error:
             log.exception("the engine failed")
             self._tell_failure(error)
             raise
         finally:
             try:
-                if self._tiers is not None:
-                    self._tiers.flush()
                 self._executor.close()  # a device that has failed raises here once more
             finally:
                 if self._tiers is not None:
@@ -155,6 +155,11 @@ class EngineLoop:
                 self._gc.stop()
                 self._run_queue.stop()
                 self._channel.close()
+
+    def _flush_tiers(self) -> None:
+        """At an orderly end: what a device that has failed leaves is not worth keeping, and it may never answer."""
+        if self._tiers is not None:
+            self._tiers.flush()
 
     def turn(self) -> None:
         """One turn: never longer than one step, or one heartbeat when idle."""

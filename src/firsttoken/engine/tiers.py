@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+
 from firsttoken.core.identity import Identity
 from firsttoken.engine.config import EngineConfig
 from firsttoken.executor.interface import Executor
@@ -12,15 +15,29 @@ from firsttoken.kvcache.host import HostMemory, HostPool
 from firsttoken.kvcache.tiers import RecomputeCost, Tiers
 from firsttoken.scheduler.step_time import StepLoad, StepTime, chunk_pairs
 
+log = logging.getLogger(__name__)
 
-def attach_tiers(config: EngineConfig, fingerprint: str, executor: Executor, kv: KVCache) -> None:
-    """Give the cache the tiers that ``config`` asks for. Raises `ConfigError` for a folder that cannot be used."""
+# The first requests after a start are those that files serve; most folders are known after so long.
+SCAN_WAIT_S = 0.25
+
+
+def kv_name(config: EngineConfig, fingerprint: str) -> str:
+    """Names all that the KV of a token depends on beside the tokens and its format: files outlive the engine, and
+    another engine may compute the same checkpoint in another way."""
+    executor = config.executor
+    parts = [fingerprint, executor.dtype, executor.quantization, str(executor.deterministic)]
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def attach_tiers(config: EngineConfig, name: str, executor: Executor, kv: KVCache) -> None:
+    """Give the cache the tiers that ``config`` asks for; ``name`` is its `kv_name`. Raises `ConfigError` for a folder
+    that cannot be used."""
     if not config.host_blocks:
         return
     kv_format = config.executor.kv_format
     disk = None
     if config.disk is not None:
-        identity = Identity(model=fingerprint, kv_format=kv_format.key)
+        identity = Identity(model=name, kv_format=kv_format.key)
         lowest = EvictionConfig(keep_last_class=True)
         disk = DiskStore(config.disk, identity, make_policy(config.eviction, lowest))
     memory = HostMemory(config.host_blocks, kv_format.bytes_per_block)
@@ -33,6 +50,8 @@ def attach_tiers(config: EngineConfig, fingerprint: str, executor: Executor, kv:
         disk=disk,
     )
     kv.attach(tiers)
+    if config.disk is not None and disk is not None and not disk.scanned(SCAN_WAIT_S):
+        log.info("%s is still being looked through: what is not known yet is computed", config.disk.folder)
 
 
 def recompute_cost(step_time: StepTime, most: int) -> RecomputeCost:

@@ -277,7 +277,8 @@ class KVCache:
         if self._tiers is None or not self.prefix_caching:
             return False
         holding = self._holdings[request.request_id]
-        return self._tiers.begin(request, self._prompt(request), holding.blocks, holding.registered)
+        end_hash = holding.tail.key if holding.tail is not None else holding.root
+        return self._tiers.begin(request, self._prompt(request), holding.blocks, holding.registered, end_hash)
 
     def poll_restore(self, request: Request) -> Restored | None:
         """What was restored, once all has arrived: so many tokens behind those that `admit` found count as computed."""

@@ -194,9 +194,11 @@ class Starting:
         if not self._may_evict(ticket, turn, blocks=blocks > 0):
             return False
         if blocks > 0:
-            before = self._kv.available
+            before, cost = self._kv.available, probe.cost
             self._preemption.free_ended()
-            blocks -= self._kv.available - before
+            # What it would share with those that have ended is available by now, and as much as that costs it more.
+            probe = self._kv.probe(ticket.request)
+            blocks -= self._kv.available - before - (probe.cost - cost)
         if turn.candidates is None:
             turn.candidates = self._preemption.candidates()
         if blocks > 0 or slots:

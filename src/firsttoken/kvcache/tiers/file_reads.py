@@ -47,12 +47,14 @@ class FileReads:
         self._stats = stats
         self._most_staged = int(STAGING_PART * host.pool.memory.capacity)
         self.staged = 0
+        self.was_full = False  # the last time that `begin` was asked, more could have been read with more room
         self._unwanted: list[Load] = []
 
     def begin(self, data: bytes, found: int, limit: int, parent: bytes, service: ServiceClass) -> deque[Load]:
         """Read what continues the first ``found`` blocks of a prompt (token bytes ``data``), which end with the hash
         ``parent``, up to ``limit`` blocks, if that is sooner than to compute it."""
         loads: deque[Load] = deque()
+        self.was_full = False
         metas = self._files(data, found, limit, parent)
         if not metas:
             return loads
@@ -65,10 +67,11 @@ class FileReads:
             return loads
         for meta in metas:
             count = meta.num_tokens // self._block_tokens
-            if self.staged + count > self._most_staged:
-                break
-            blocks = self._host.take(count, now_ns())
+            blocks = None
+            if self.staged + count <= self._most_staged:
+                blocks = self._host.take(count, now_ns())
             if blocks is None:
+                self.was_full = True
                 break
             self.staged += count
             handle = self._disk.get(meta, self._host.views(blocks), service)

@@ -77,6 +77,7 @@ class Tiers:
             )
         self._spilling: Spilling | None = None
         self._prefetched: dict[int, deque[Load]] = {}
+        self._lacking: set[int] = set()  # requests whose files there was no room for
         self._restores: dict[int, Restore] = {}
         self._leaving: list[Restore] = []  # cancelled, with copies or reads under way
 
@@ -143,23 +144,30 @@ class Tiers:
         loads = self._files.begin(prompt.data, found.num_blocks, prompt.limit, parent, service)
         if loads:
             self._prefetched[request.request_id] = loads
+        elif self._files.was_full:
+            self._lacking.add(request.request_id)
 
-    def begin(self, request: Request, prompt: Prompt, blocks: list[int], found: int) -> bool:
-        """A request starts with ``blocks``, of which the first ``found`` hold their KV. True when more are being
-        restored; until `poll` says that they have arrived, it must not be computed."""
-        host_end = max(found, self.host.find(prompt.root, prompt.data, prompt.limit).num_blocks)
+    def begin(self, request: Request, prompt: Prompt, blocks: list[int], found: int, end_hash: bytes) -> bool:
+        """A request starts with ``blocks``, of which the first ``found`` hold their KV; ``end_hash`` is their chained
+        hash. True when more are being restored; until `poll` says that they have arrived, it must not be computed."""
+        now, use = now_ns(), Use(request.service, request.keep_until_ns)
+        match = self.host.find(prompt.root, prompt.data, prompt.limit)
+        host_end = max(found, match.num_blocks)
         loads = self._loads_behind(host_end, self._prefetched.pop(request.request_id, deque()))
-        if host_end > found and not self._is_worth(found, host_end):
-            self._drop(loads)
-            return False
+        lacks = request.request_id in self._lacking or request.preemptions > 0
+        self._lacking.discard(request.request_id)
+        lease = None
+        if host_end > found:
+            if not self._is_worth(found, host_end):
+                self._drop(loads)
+                return False
+            end_hash = match.end_hash or end_hash
+            lease = self.host.lease(match, use, now)  # before files take room there
+        if lacks and not loads and self._files is not None:
+            loads = self._files.begin(prompt.data, host_end, prompt.limit, end_hash, ServiceClass(request.service))
         end = min(loads[-1].end, prompt.limit) if loads else host_end
         if end == found:
             return False
-        now = now_ns()
-        lease = None
-        if host_end > found:
-            match = self.host.find(prompt.root, prompt.data, host_end)
-            lease = self.host.lease(match, Use(request.kv_class, request.keep_until_ns), now)
         seconds = self._copies.seconds("host", "device", end - found)
         if loads and self._files is not None:
             seconds += self._files.seconds(end - host_end, len(loads))
@@ -193,6 +201,7 @@ class Tiers:
     def cancel(self, request: Request) -> None:
         """A request is preempted, or has ended. Nothing happens for one that waits for nothing."""
         self._drop(self._prefetched.pop(request.request_id, ()))
+        self._lacking.discard(request.request_id)
         restore = self._restores.pop(request.request_id, None)
         if restore is not None:
             restore.cancel()
