@@ -128,7 +128,7 @@ def test_who_is_preempted_while_it_waits_for_kv_is_restored_later(clock: Clock, 
 
 
 def test_files_that_do_not_come_are_waited_for_once_and_others_are_not_asked(clock: Clock, tmp_path: Path) -> None:
-    w = filled(tmp_path, clock, LONG, OTHER, blocks=24, host_blocks=48)
+    w = filled(tmp_path, clock, LONG, OTHER, blocks=24, host_blocks=48, cost=lambda start, end: 0.1)
     request = w.add(LONG, 3)
     w.turn()
     for _ in range(49):
@@ -149,7 +149,7 @@ def test_files_that_do_not_come_are_waited_for_once_and_others_are_not_asked(clo
 
 
 def test_what_has_come_of_a_prompts_files_in_time_is_used(clock: Clock, tmp_path: Path) -> None:
-    w = filled(tmp_path, clock, LONG, host_blocks=48, shard_tokens=8)
+    w = filled(tmp_path, clock, LONG, host_blocks=48, shard_tokens=8, cost=lambda start, end: 0.1)
     request = w.add(LONG, 3)
     w.turn()
     assert w.files is not None

@@ -50,6 +50,7 @@ class Storm:
             "policy": chance.choice(["lru", "default"]),
             "shard_tokens": chance.choice([4, 8, 16]),
             "submit_blocks": chance.randint(1, 4),
+            "cost": lambda start, end: 0.1,
         }
         self.sessions = [[chance.randrange(3) for _ in range(chance.choice([4, 8, 13, 24]))] for _ in range(5)]
         self.totals: Counter[str] = Counter()

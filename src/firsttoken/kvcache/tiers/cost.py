@@ -36,6 +36,9 @@ class RestoreCost:
             self.delay_s -= _FORGET * self.delay_s
         return False
 
+    def computing_s(self, start: int, end: int) -> float:
+        return self._recompute(start, end)
+
     def took(self, predicted_s: float, seconds: float) -> None:
         """A restore of which copies and reads should have taken ``predicted_s``."""
         self.delay_s += _LEARN * (max(seconds - predicted_s, 0.0) - self.delay_s)

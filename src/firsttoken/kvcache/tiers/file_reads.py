@@ -81,9 +81,9 @@ class FileReads:
     def seconds(self, blocks: int, files: int) -> float:
         """In how many seconds so many blocks of so many files would be read, behind what is pending."""
         stats = self._disk.stats()
-        at_once = min(self._disk.config.threads, files)
         nbytes = blocks * self._copies.block_bytes + stats.pending_read_bytes
-        return (stats.first_byte_ms or PRIOR_MS) / 1e3 + nbytes / 1e9 / ((stats.read_gb_s or PRIOR_GB_S) * at_once)
+        gb_s = PRIOR_GB_S if stats.read_gb_s is None else stats.read_gb_s * min(self._disk.config.threads, files)
+        return (stats.first_byte_ms or PRIOR_MS) / 1e3 + nbytes / 1e9 / gb_s
 
     def drop(self, loads: Iterable[Load], *, late: bool = False) -> None:
         """Nobody wants them any more (or longer: they are ``late``); their blocks come free when they have been

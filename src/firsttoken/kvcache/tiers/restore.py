@@ -13,8 +13,9 @@ from firsttoken.kvcache.copy import CopyEngine, CopyHandle
 from firsttoken.kvcache.disk import DiskHandle
 from firsttoken.kvcache.tiers.host_tier import HostTier, Lease
 
-# Files that have not come after this many times the predicted time, and so many seconds, are not waited for.
-PATIENCE, LEAST_PATIENCE_S = 4.0, 0.05
+# Files that have not come after this many times the predicted time, and so many seconds, are not waited for, unless
+# that is a small part of what computing takes.
+PATIENCE, LEAST_PATIENCE_S, COMPUTING_PART = 4.0, 0.05, 0.25
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -54,6 +55,7 @@ class Restore:
     loads: deque[Load]
     began_ns: int
     predicted_s: float
+    computing_s: float  # what it would take instead
     copied: int = 0  # blocks whose copies were submitted
     failed: bool = False
     staged: list[int] = field(default_factory=list)  # host blocks of files that have been read
@@ -84,7 +86,7 @@ class Restore:
 
     def is_late(self, now_ns: int) -> bool:
         """True when files take much longer than was predicted: whoever waits should compute instead."""
-        patience_s = PATIENCE * self.predicted_s + LEAST_PATIENCE_S
+        patience_s = max(PATIENCE * self.predicted_s + LEAST_PATIENCE_S, COMPUTING_PART * self.computing_s)
         return bool(self.loads) and now_ns - self.began_ns > patience_s * NS_PER_S
 
     def cancel(self) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from firsttoken.core.clock import now_ns
+from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.service import ServiceClass
 from firsttoken.kvcache.copy import CopyEngine, CopyHandle
 from firsttoken.kvcache.disk import DiskHandle, DiskStore, ShardMeta
@@ -20,9 +20,10 @@ from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
 from firsttoken.kvcache.tiers.host_tier import HostTier, Lease, Use
 from firsttoken.kvcache.tiers.stats import TierStats
 
-# So much is copied at a time: the link stays busy, a restore waits for little, and so does a step where copies take its
-# processor's time.
-MOST_FLYING_BYTES, MOST_FLYING_S = 64 << 20, 0.002
+# So much is copied at a time: the link stays busy, and a restore waits for little. Where copies take the processor's
+# time a step waits for them too: they get no more than a part of the time between turns, or so many seconds.
+MOST_FLYING_BYTES = 64 << 20
+FLYING_PART, LEAST_FLYING_S = 0.05, 0.002
 # A turn of the engine looks at so many idle chains at most.
 MOST_LOOKS = 16
 # An idle chain is forgotten when so many others wait: they will be idle again, or were never worth it.
@@ -64,6 +65,7 @@ class Spilling:
         self._queue: deque[CachedShard] = deque(maxlen=MOST_QUEUED)
         self._queued: set[int] = set()
         self._flying: deque[_Spill] = deque()
+        self._turned_ns = now_ns()
         self._writing: list[tuple[DiskHandle, Lease]] = []
 
     @property
@@ -93,7 +95,7 @@ class Spilling:
         if have.num_blocks == shard.next_block:
             return
         flying = sum(len(spill.blocks) for spill in self._flying)
-        room = flying + len(shard.blocks) <= min(self._most_flying, self._copies.max_blocks)
+        room = flying + len(shard.blocks) <= self._copies.max_blocks
         if have.num_blocks < shard.begin or not room or not self._copy(shard, root, data, borrow=False):
             self._stats.unspilled_shards += 1
             return
@@ -109,7 +111,7 @@ class Spilling:
             self._arrived(self._flying.popleft())
         if self._writing:
             self._wrote()
-        most, looks = self._most_flying, MOST_LOOKS
+        most, looks = self._most_flying(), MOST_LOOKS
         while self._queue and looks and sum(len(spill.blocks) for spill in self._flying) < most:
             looks -= 1
             shard = self._queue[0]
@@ -129,10 +131,12 @@ class Spilling:
 
     # ------------------------------------------------------------------ inside
 
-    @property
     def _most_flying(self) -> int:
-        """Blocks, by the bandwidth that was measured."""
-        nbytes = min(MOST_FLYING_S * 1e9 * self._copies.gigabytes_per_s("device", "host"), MOST_FLYING_BYTES)
+        """Blocks for this turn, by the bandwidth that was measured."""
+        now = now_ns()
+        seconds = max(FLYING_PART * (now - self._turned_ns) / NS_PER_S, LEAST_FLYING_S)
+        self._turned_ns = now
+        nbytes = min(seconds * 1e9 * self._copies.gigabytes_per_s("device", "host"), MOST_FLYING_BYTES)
         return max(1, int(nbytes) // self._copies.block_bytes)
 
     def _wrote(self) -> None:

@@ -171,7 +171,8 @@ class Tiers:
         seconds = self._copies.seconds("host", "device", end - found)
         if loads and self._files is not None:
             seconds += self._files.seconds(end - host_end, len(loads))
-        restore = Restore(found, host_end, blocks[found:end], lease, loads, now, seconds)
+        computing_s = self._cost.computing_s(found * self._block_tokens, end * self._block_tokens)
+        restore = Restore(found, host_end, blocks[found:end], lease, loads, now, seconds, computing_s)
         self._restores[request.request_id] = restore
         self._stats.restores += 1
         self._has_come(restore)
