@@ -1,0 +1,73 @@
+"""How an engine is put together with tiers, and that its loop looks after them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firsttoken.core.kv_format import KVFormat
+from firsttoken.engine.config import EngineConfig
+from firsttoken.engine.loop import HEARTBEAT_S
+from firsttoken.engine.tiers import kv_name
+from firsttoken.executor.config import ExecutorConfig
+from firsttoken.kvcache.tiers import cost
+from firsttoken.scheduler.budget import TokenCap
+from tests.end_to_end.test_sameness import Engine
+from tests.end_to_end.test_tiers_sameness import PARAMS, TINY, make_prompts
+
+
+def config(**changes: Any) -> EngineConfig:
+    executor = ExecutorConfig(
+        device="cpu",
+        dtype="float32",
+        quantization="none",
+        kv_format=KVFormat(dtype="float32", layers=1, kv_heads=1, head_dim=8),
+        kv_blocks=8,
+        max_num_seqs=1,
+        max_model_len=64,
+        max_step_tokens=64,
+        threads=1,
+        adaptive_threads=False,
+    )
+    return EngineConfig(
+        model="m",
+        executor=dataclasses.replace(executor, **changes),
+        prefix_caching=True,
+        budget=TokenCap(alone=64, mixed=16),
+        step_time=None,  # type: ignore[arg-type]
+        in_flight=1,
+    )
+
+
+def test_kv_is_named_by_all_that_its_values_depend_on() -> None:
+    names = {
+        kv_name(config(), "a"),
+        kv_name(config(), "b"),
+        kv_name(config(dtype="bfloat16"), "a"),
+        kv_name(config(quantization="packed"), "a"),
+        kv_name(config(deterministic=True), "a"),
+    }
+    assert len(names) == 5
+    assert kv_name(config(threads=7, kv_blocks=9, max_num_seqs=3), "a") in names
+
+
+def test_an_idle_engine_does_not_sleep_over_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "WORTH", 1e9)
+    prompts = make_prompts(3, 150)
+    host = 64 * 13824
+    first = Engine(TINY, kv_host_memory=host, kv_disk=str(tmp_path))
+    first.run(prompts, PARAMS)
+    first.stop()
+    engine = Engine(TINY, kv_host_memory=host, kv_disk=str(tmp_path))
+    took = []
+    for prompt in prompts:
+        began = time.monotonic()
+        _, [delta] = engine.run([prompt], PARAMS)
+        took.append(time.monotonic() - began)
+        assert delta.cached_disk == 144
+    engine.stop()
+    assert min(took) < HEARTBEAT_S / 2
