@@ -129,3 +129,15 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = json.loads(capsys.readouterr().out)[0]
     assert first == {"case": "ttft_ms.p50", "old": 10.0, "new": 10.5, "ratio": 1.05, "verdict": "worse"}
     assert main(["bench", "compare", str(old), str(tmp_path / "c.json")]) == 2
+
+
+def test_sweeps_are_compared_rate_by_rate(verdicts) -> None:
+    def sweep(*ttfts: float) -> dict[str, Any]:
+        rows = [{"rate": 2.0**place, "ttft_ms": {"p50": ttft}} for place, ttft in enumerate(ttfts)]
+        return {"model": "m", "rates": [1, 2], "results": rows}
+
+    assert verdicts(sweep(10, 20), sweep(10, 30)) == {
+        "rate 1: ttft_ms.p50": "same",
+        "rate 2: ttft_ms.p50": "worse",
+    }
+    assert verdicts(sweep(10, 20), sweep(10)) == {"rate 1: ttft_ms.p50": "same", "rate 2: ttft_ms.p50": "missing"}

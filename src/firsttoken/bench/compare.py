@@ -118,11 +118,26 @@ def _compare_results(
             )
     prefix = f"{name}: " if name else ""
     compared = False
-    for case, higher, before, after in _pairs(old, new, metrics):
-        compared = True
-        yield judge(prefix + case, before, after, tolerance, higher=higher)
+    for part, olds, news in _parts(old, new):
+        for case, higher, before, after in _pairs(olds, news, metrics):
+            compared = True
+            yield judge(prefix + part + case, before, after, tolerance, higher=higher)
     if not compared and not name:
         raise ConfigError(f"{paths[0]} and {paths[1]} hold no figure that is compared: name one with --metric")
+
+
+def _parts(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """The results themselves, or where they are sweeps those of each rate, with its name. One that only one of them
+    has is compared with nothing."""
+    if "results" not in old and "results" not in new:
+        yield "", old, new
+        return
+    olds, news = (
+        {one["rate"]: one for one in result.get("results", ()) if isinstance(one, dict) and "rate" in one}
+        for result in (old, new)
+    )
+    for rate in dict.fromkeys([*olds, *news]):
+        yield f"rate {rate:g}: ", olds.get(rate, {}), news.get(rate, {})
 
 
 def _pairs(

@@ -6,11 +6,15 @@ from typing import Any
 
 from firsttoken.cli.bench_options import percentile_lines
 
+# A client that was late by more, in ms and as a share of the median TTFT, is warned of.
+LATE_MS = 3.0
+LATE_SHARE = 0.03
+
 
 def load_lines(where: str, result: dict[str, Any]) -> list[str]:
     """``where`` is the device or the URL."""
     requests = result["requests"]
-    lengths = f"mix {result['mix']}, seed {result['seed']}" if result["mix"] is not None else "as long as there"
+    lengths = f"mix {result['mix']}, seed {result['seed']}" if result["mix"] is not None else "lengths as in the trace"
     lines = [
         f"{result['model']} on {where}: {_pace(result)}, {lengths}",
         f"{requests['sent']:g} requests sent, {requests['ok']:g} ok, {requests['failed']:g} failed{_short(requests)}",
@@ -67,4 +71,15 @@ def _client_lines(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"prompts of {tokens['input']:,.0f} tokens by the server's count, {tokens['input_asked']:,.0f} asked"
         )
-    return [*lines, f"this client: {client['cpu_share']:.0%} of a core{cost}{late}{lag}"]
+    return [*lines, f"this client: {client['cpu_share']:.0%} of a core{cost}{late}{lag}", *_doubts(result)]
+
+
+def _doubts(result: dict[str, Any]) -> list[str]:
+    """A client that was itself late has seen tokens late."""
+    lag, ttft = result["client"]["loop_lag_ms"], result["ttft_ms"]
+    if not lag or not ttft or lag["p99"] <= max(LATE_MS, LATE_SHARE * ttft["p50"]):
+        return []
+    return [
+        f"WARNING: this client was itself late, by up to {lag['p99']:.1f} ms (p99): the upper percentiles are too high "
+        "by as much. Something else uses its cores, or one core is too little for this load"
+    ]
