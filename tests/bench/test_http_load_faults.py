@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -381,3 +382,37 @@ async def test_tls(tmp_path: Path) -> None:
         found = await server.ask(server.encode([1], OUTPUT), Arrival(0.0, 1, OUTPUT))
         assert (found.error, found.tokens) == (None, OUTPUT)
         server.pool.close()
+
+
+# ---------------------------------------------------------------- the client itself
+
+
+async def test_many_streams_at_once() -> None:
+    def slow(ask: Ask) -> Iterable[Step]:
+        for step in good(ask):
+            yield step
+            yield 0.05
+
+    async with FaultyServer().running() as faulty:
+        server = await find(faulty)
+        faulty.answer = slow
+        load = Load(mix=Mix((8,), (OUTPUT,)), concurrency=300, seconds=0.2, warmup_s=0.0)
+        found = await measure_http(server, load, "seed")
+        assert faulty.connections == 300  # the one that the server was tried by among them
+        server.pool.close()
+    assert found["requests"]["ok"] == found["requests"]["sent"] >= 300
+    assert found["client"]["connections"] == 0, "they are opened before the clock starts"
+
+
+async def test_a_client_that_is_late_says_so() -> None:
+    async with FaultyServer().running() as faulty:
+        server = await find(faulty)
+        asyncio.get_running_loop().call_later(0.1, time.sleep, 0.2)
+        load = Load(mix=Mix((8,), (1,)), rate=100, seconds=0.5, warmup_s=0.0)
+        found = await measure_http(server, load, "seed")
+        server.pool.close()
+    assert 150 < found["late_ms"]["max"] < 400
+    assert found["late_ms"]["p50"] < 100
+    assert 150 < found["client"]["loop_lag_ms"]["max"] < 400
+    # What the client did itself is no latency of the server's: the clock starts with the sending.
+    assert found["ttft_ms"]["p50"] < 50

@@ -13,6 +13,7 @@ EPILOG = """\
 examples:
   firsttoken bench latency MODEL --batch 8 --input 512 --output 128
   firsttoken bench load MODEL --rate 20 --seconds 12
+  firsttoken bench load http://127.0.0.1:8000 --concurrency 64
   firsttoken bench compare before.json after.json
   firsttoken bench WHAT --help
 """

@@ -196,7 +196,7 @@ async def _measure_words(server: Server) -> Server:
 
 async def _probe(server: Server) -> Exchange:
     prompt = Prompts(server.dialect.vocab, Words(), f"probe {now_ns()}").make(Arrival(0.0, _PROBE_INPUT, PROBE_OUTPUT))
-    exchange = await server.pool.ask(server.encode(prompt, PROBE_OUTPUT), _PROBE_TIMEOUT_S)
+    exchange = await server.pool.ask(server.encode(prompt, PROBE_OUTPUT), min(server.timeout_s, _PROBE_TIMEOUT_S))
     if exchange.status == 0 and (exchange.fault or "").startswith(NO_CONNECTION):
         raise BenchFailed(f"{server.target.url}: {exchange.fault}")
     return exchange
