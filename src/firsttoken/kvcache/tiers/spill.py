@@ -23,8 +23,8 @@ from firsttoken.kvcache.tiers.stats import TierStats
 # So much is copied at a time: the link stays busy, and a restore waits for little. Where copies take the processor's
 # time a step waits for them too: they get no more than a part of the time between turns, or so many seconds.
 MOST_FLYING_BYTES = 64 << 20
-FLYING_PART, LEAST_FLYING_S = 0.05, 0.002
-# A turn of the engine looks at idle chains for so long, or at one: to look at 131,072 tokens takes half a millisecond.
+FLYING_PART, LEAST_FLYING_S = 0.25, 0.004
+# A turn of the engine looks in vain at idle chains for so long: to look at 131,072 tokens takes half a millisecond.
 LOOKING_NS = 200_000
 # An idle chain is forgotten when so many others wait: they will be idle again, or were never worth it.
 MOST_QUEUED = 4096
@@ -81,8 +81,6 @@ class Spilling:
         """Nobody uses it now. Its turn comes when others have had theirs."""
         if id(shard) in self._queued:
             return
-        if not self._queue:
-            self._turned_ns = now_ns()  # time before that is not saved up
         if len(self._queue) == MOST_QUEUED:
             self._queued.discard(id(self._queue[0]))
         self._queue.append(shard)
@@ -121,8 +119,8 @@ class Spilling:
             if not shard.live or self._next_of(shard):
                 self._queue.popleft()
                 self._queued.discard(id(shard))
-            if now_ns() > until:
-                return
+                if now_ns() > until:
+                    return
 
     def reclaim(self) -> bool:
         """Give all that is borrowed back now; what is computed next waits for the copies. False when nothing is."""
