@@ -32,6 +32,17 @@ def test_events_do_not_depend_on_where_pieces_are_cut(cuts: list[int], line_end:
     assert found == EVENTS
 
 
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+def test_events_cut_at_each_byte(line_end: bytes) -> None:
+    raw = STREAM.replace(b"\n", line_end)
+    for place in range(len(raw) + 1):
+        stream = EventStream()
+        assert [*stream.feed(raw[:place]), *stream.feed(raw[place:]), *stream.feed(b": behind\n\n")] == EVENTS, place
+    stream = EventStream()
+    found = [one for place in range(len(raw)) for one in stream.feed(raw[place : place + 1])]
+    assert [*found, *stream.feed(b": behind\n\n")] == EVENTS
+
+
 def test_an_event_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_EVENT_BYTES", 100)
     stream = EventStream()
