@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -316,7 +317,7 @@ async def test_prompts_differ_between_seeds_and_within_a_load() -> None:
 
 
 async def test_known_delays_are_recovered() -> None:
-    """Against the instants at which the server wrote, and in the middle against the delays that it was to make."""
+    """Against the instants at which the server wrote: on a busy machine its pauses are longer than they should be."""
     first_s, gap_s, tokens = 0.120, 0.030, 8
 
     def slow(ask: Ask) -> Iterable[Step]:
@@ -340,10 +341,14 @@ async def test_known_delays_are_recovered() -> None:
     assert len(late_ms) == 6 * tokens
     assert late_ms[0] >= 0
     assert percentile(late_ms, 0.5) < 1.0
-    ttfts = sorted(one.ttft_ms for one in found)
-    gaps = sorted(gap for one in found for gap in one.gaps_ms)
-    assert percentile(ttfts, 0.5) == pytest.approx(1e3 * first_s, rel=0.03, abs=1.0)
-    assert percentile(gaps, 0.5) == pytest.approx(1e3 * gap_s, rel=0.03, abs=1.0)
+    true_ttfts = sorted((stamps[1] - one.sent_ns) / 1e6 for one, stamps in zip(found, faulty.written, strict=True))
+    true_gaps = sorted((b - a) / 1e6 for stamps in faulty.written for a, b in pairwise(stamps[1 : tokens + 1]))
+    ttft = percentile(sorted(one.ttft_ms for one in found), 0.5)
+    gap = percentile(sorted(gap for one in found for gap in one.gaps_ms), 0.5)
+    assert ttft == pytest.approx(percentile(true_ttfts, 0.5), rel=0.03, abs=1.0)
+    assert gap == pytest.approx(percentile(true_gaps, 0.5), rel=0.03, abs=1.0)
+    assert 1e3 * first_s <= ttft < 2e3 * first_s
+    assert 1e3 * gap_s <= gap + 0.1 < 2e3 * gap_s
 
 
 async def test_several_tokens_a_chunk_are_several_tokens() -> None:
