@@ -42,7 +42,7 @@ POLICY = DevicePolicy(
         # one, up to 17 ms and 640 beside the others, unless a class is promised less or more: so 99 % of the gaps are
         # below 18 ms. A crowd that comes at once is served sooner, at the cost of its own gaps.
         stretch=3.3,
-        added=2.45,
+        added=2.35,
         crowded=9.0,
         # A lone prompt of 8,192 tokens is 4 % sooner in one step than in four. With others behind it, they are sooner;
         # with many, the median one is sooner again, as large steps compute more in a second.

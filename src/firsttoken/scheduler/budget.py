@@ -11,7 +11,7 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.core.step_sizes import StepSizes, next_size
 from firsttoken.scheduler.step_time import StepLoad, StepTime
 
-EXPLORE_EVERY = 128
+EXPLORE_EVERY = 512
 # Where there are no sizes, this part of what was predicted to fit is added.
 EXPLORE_PART = 4
 # Token rows of a step where there are no sizes are a multiple of this, but for the shortest and the longest: libraries
