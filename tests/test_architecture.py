@@ -20,6 +20,7 @@ TORCH_FREE = (
     "checkpoint",
     "cli",
     "core",
+    "diagnose",
     "frontend",
     "kvcache",
     "observability",
