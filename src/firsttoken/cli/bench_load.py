@@ -168,12 +168,12 @@ def _check_rate(rate: float, seconds: float) -> None:
 
 
 def _trace(options: argparse.Namespace) -> tuple[Any, ...]:
+    if options.trace is None:
+        return ()
     from firsttoken.core.service import ServiceClass
     from firsttoken.simulate.traces import read_trace
     from firsttoken.simulate.workload import as_arrivals, speeded_up, within
 
-    if options.trace is None:
-        return ()
     jobs = within(speeded_up(read_trace(options.trace), options.scale or 1.0), options.seconds)
     if any(job.service is not ServiceClass.P2 for job in jobs):
         raise ConfigError(f"{options.trace} names service classes, which bench load does not send: use simulate for it")
