@@ -129,9 +129,7 @@ class CacheMachine(RuleBasedStateMachine):
         keep=st.booleans(),
         wish=st.none() | WISHES,
     )
-    def admit(
-        self, prompt: list[int], salt: str, service: ServiceClass, keep: bool, wish: Retention | None
-    ) -> None:
+    def admit(self, prompt: list[int], salt: str, service: ServiceClass, keep: bool, wish: Retention | None) -> None:
         self.count += 1
         request = make_request(self.count, prompt, salt)
         request.service = service
