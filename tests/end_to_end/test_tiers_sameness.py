@@ -123,6 +123,25 @@ def test_after_a_restart_prompts_come_from_files_and_answers_are_the_same(
     assert [(delta.cached_host, delta.cached_disk) for delta in last] == [(0, 144)] * 4
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)])
+def test_prompts_with_a_common_beginning_come_from_files_in_any_order(
+    start: Start, sizes: Callable[[int], int], tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    """The first one's file reaches beyond where the others leave it."""
+    common = make_prompts(1, 20, seed=5)[0]
+    prompts = [[*common, *rest] for rest in make_prompts(3, 130, seed=6)]
+    engine = start(kv_host_memory=sizes(64), kv_disk=str(tmp_path))
+    expected = [engine.run([prompt], PARAMS)[0][0] for prompt in prompts]
+    engine.stop()
+    engine = start(kv_host_memory=sizes(64), kv_disk=str(tmp_path))
+    for place, number in enumerate(order):
+        [tokens], [delta] = engine.run([prompts[number]], PARAMS)
+        assert tokens == expected[number]
+        assert delta.cached_tokens == 144, "all but the last block"
+        assert delta.cached_disk >= 144 - BLOCK * (place > 0)
+        assert delta.miss is None, "nothing is missing that a tier had"
+
+
 def test_files_of_another_model_or_another_way_to_compute_it_are_not_used(
     start: Start, sizes: Callable[[int], int], tmp_path: Path
 ) -> None:

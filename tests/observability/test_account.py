@@ -102,7 +102,7 @@ def test_each_state_owns_its_time():
     assert account["transport"] == {"to_engine_ms": 4, "from_engine_ms": 11}
     assert account["total_ms"] == 94
     assert account["cached_tokens"] == {"device": 32, "host": 64, "disk": 16}
-    assert account["miss"] == {"position": 112, "reason": "evicted", "age_s": 2.5, "by": 1}
+    assert account["miss"] == {"position": 112, "reason": "evicted", "age_s": 2.5, "by": "p1"}
     assert account["preemptions"] == 1
     assert account["itl_ms"]["max"] == 30
     assert account["itl_ms"]["mean"] == 20

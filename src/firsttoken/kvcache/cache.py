@@ -287,7 +287,22 @@ class KVCache:
         if restored is not None:
             self._hit_tokens += restored.tokens
             self._missed_tokens -= restored.tokens
+            if restored.tokens and request.miss is not None and not request.preemptions:
+                found = self._holdings[request.request_id].registered + restored.tokens // self.block_tokens
+                request.miss = self._miss_behind(request, request.miss, found)
         return restored
+
+    def _miss_behind(self, request: Request, miss: Miss, found: int) -> Miss | None:
+        """Why no more was found than ``found`` blocks, of which lower tiers had what the device missed."""
+        self._misses.take_back(miss)
+        if found >= (len(request.tokens) - 1) // self.block_tokens:
+            return None
+        last = self._root(request.salt)
+        for index in range(found + 1):
+            last = self._block_hash(last, self._tokens_of(request, index, index + 1))
+        tokens = self._tokens_of(request, found, found + 1)
+        missed = Missed(Match([]), None, found * self.block_tokens, tokens, last, elsewhere=False)
+        return self._misses.explain(missed, now_ns())
 
     def reclaim(self) -> bool:
         """Have blocks that are borrowed available at once. False where there are none, and nothing has changed: else

@@ -72,6 +72,10 @@ class MissLog:
         if len(self._ghosts) > self.most_ghosts:
             self._ghosts.popitem(last=False)
 
+    def take_back(self, miss: Miss) -> None:
+        """A lower tier had it."""
+        self.counts[miss.reason] -= 1
+
     def explain(self, missed: Missed, now_ns: int) -> Miss:
         """Why it was missed; counts it."""
         miss = self._explain(missed, now_ns)

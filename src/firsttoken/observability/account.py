@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import msgspec
-
 from firsttoken.core.cache_miss import Miss
 from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.timeline import Mark, Timeline
@@ -101,7 +99,7 @@ def timings(
     account["transport"] = ways
     device = cached_tokens - cached_host - cached_disk
     account["cached_tokens"] = {"device": device, "host": cached_host, "disk": cached_disk}
-    account["miss"] = msgspec.to_builtins(miss) if miss is not None else None
+    account["miss"] = _told(miss) if miss is not None else None
     account["kept"] = kept
     account["preemptions"] = preemptions
     gaps = [_ms(after - before) for before, after in pairwise(token_times)]
@@ -135,6 +133,13 @@ def _walk(timeline: Timeline, end_ns: int | None) -> tuple[dict[str, int], int]:
         parts[owner] = parts.get(owner, 0) + end_ns - last
         last = end_ns
     return parts, last - first
+
+
+def _told(miss: Miss) -> dict[str, Any]:
+    told: dict[str, Any] = {"position": miss.position, "reason": miss.reason.value}
+    if miss.by is not None:
+        told |= {"age_s": round(miss.age_s, 3), "by": miss.by.label}
+    return told
 
 
 def _ms(ns: int) -> float:

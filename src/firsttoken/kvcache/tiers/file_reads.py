@@ -50,21 +50,24 @@ class FileReads:
         self.was_full = False  # the last time that `begin` was asked, more could have been read with more room
         self._unwanted: list[Load] = []
 
-    def begin(self, data: bytes, found: int, limit: int, parent: bytes, service: ServiceClass) -> deque[Load]:
-        """Read what continues the first ``found`` blocks of a prompt (token bytes ``data``), which end with the hash
-        ``parent``, up to ``limit`` blocks, if that is sooner than to compute it."""
+    def begin(
+        self, root: bytes, data: bytes, found: int, limit: int, parent: bytes, service: ServiceClass
+    ) -> deque[Load]:
+        """Read what continues the first ``found`` blocks of a prompt (token bytes ``data``, from ``root`` on), which
+        end with the hash ``parent``, up to ``limit`` blocks, if that is sooner than to compute it."""
         loads: deque[Load] = deque()
         self.was_full = False
-        metas = self._files(data, found, limit, parent)
+        metas = self._files(root, data, found, limit, parent)
         if not metas:
             return loads
-        start, end = metas[0].start, metas[-1].start + metas[-1].num_tokens
-        total = (end - start) // self._block_tokens
+        start, end = found * self._block_tokens, metas[-1].start + metas[-1].num_tokens
+        total = (end - metas[0].start) // self._block_tokens
         seconds = self.seconds(total, len(metas)) + self._copies.seconds("host", "device", total)
         # Where a read has not come for long, the disk hangs.
         if any(load.late for load in self._unwanted) or not self._cost.is_worth(seconds, start, end):
             self._stats.declined_tokens += end - start
             return loads
+        at = found
         for meta in metas:
             count = meta.num_tokens // self._block_tokens
             blocks = None
@@ -75,7 +78,9 @@ class FileReads:
                 break
             self.staged += count
             handle = self._disk.get(meta, self._host.views(blocks), service)
-            loads.append(Load(meta.start // self._block_tokens, blocks, handle))
+            load = Load(at, blocks, handle, skip=at - meta.start // self._block_tokens)
+            loads.append(load)
+            at = load.end
         return loads
 
     def seconds(self, blocks: int, files: int) -> float:
@@ -109,32 +114,47 @@ class FileReads:
 
     # ------------------------------------------------------------------ inside
 
-    def _files(self, data: bytes, at: int, limit: int, parent: bytes) -> list[ShardMeta]:
-        """The stored shards that lie one behind the other from block ``at`` on."""
+    def _files(self, root: bytes, data: bytes, at: int, limit: int, parent: bytes) -> list[ShardMeta]:
+        """The stored shards that lie one behind the other and hold what goes on from block ``at``. The first may begin
+        before it: it was written when nothing else had the same beginning."""
         found: list[ShardMeta] = []
-        size = self._block_tokens * TOKEN_BYTES
+        bt, size = self._block_tokens, self._block_tokens * TOKEN_BYTES
         known = len(data) // size  # the last file may go beyond what is wanted of it
         while at < limit:
             hashes: list[bytes] = []
             usual = min(USUAL - at % USUAL, known - at)
-            end = self._ends_at(data, at, [usual], parent, hashes)
-            end = end or self._ends_at(data, at, range(min(LONGEST, known - at), 0, -1), parent, hashes)
-            if not end:
+            place = self._ends_at(data, at, [usual], parent, hashes)
+            place = place or self._ends_at(data, at, range(min(LONGEST, known - at), 0, -1), parent, hashes)
+            if place is None:
                 break
-            key = hashes[end - 1]
-            tokens = data[at * size : (at + end) * size]
-            found.append(ShardMeta(key=key, parent=parent, start=at * self._block_tokens, tokens=tokens))
-            at, parent = at + end, key
+            start, end = place
+            key = hashes[end - at - 1]
+            before = parent if start == at else self._hash_at(root, data, start)
+            found.append(ShardMeta(key=key, parent=before, start=start * bt, tokens=data[start * size : end * size]))
+            at, parent = end, key
         return found
 
-    def _ends_at(self, data: bytes, at: int, counts: Iterable[int], parent: bytes, hashes: list[bytes]) -> int:
-        """The first of ``counts`` of which a shard has so many blocks from ``at`` on, else 0. ``hashes`` are those of
-        the blocks, made as they are needed."""
-        size = self._block_tokens * TOKEN_BYTES
+    def _ends_at(
+        self, data: bytes, at: int, counts: Iterable[int], parent: bytes, hashes: list[bytes]
+    ) -> tuple[int, int] | None:
+        """Where a shard begins, and ends, that has so many blocks from ``at`` on, by the first of ``counts`` of which
+        there is one. ``hashes`` are those of the blocks, made as they are needed."""
+        bt, size = self._block_tokens, self._block_tokens * TOKEN_BYTES
         for count in counts:
             while len(hashes) < count:
                 begin = (at + len(hashes)) * size
                 hashes.append(self._block_hash(hashes[-1] if hashes else parent, data[begin : begin + size]))
-            if self._disk.span(hashes[count - 1]) == (at * self._block_tokens, count * self._block_tokens):
-                return count
-        return 0
+            span = self._disk.span(hashes[count - 1])
+            if span is None:
+                continue
+            start, tokens = span
+            if start <= at * bt and start + tokens == (at + count) * bt and not start % bt:
+                return start // bt, at + count
+        return None
+
+    def _hash_at(self, root: bytes, data: bytes, end: int) -> bytes:
+        """The chained hash up to the chain's block ``end``."""
+        size, parent = self._block_tokens * TOKEN_BYTES, root
+        for begin in range(0, end * size, size):
+            parent = self._block_hash(parent, data[begin : begin + size])
+        return parent

@@ -31,16 +31,22 @@ class Restored(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Host blocks that are filled from a file, for the chain's blocks from ``first`` on."""
+    """Host blocks that are filled from a file; but for the first ``skip``, for the chain's blocks from ``first`` on."""
 
     first: int
     blocks: list[int]
     handle: DiskHandle
     late: bool = False  # nobody waits for it any longer
+    skip: int = 0
 
     @property
     def end(self) -> int:
-        return self.first + len(self.blocks)
+        return self.first + len(self.blocks) - self.skip
+
+    def begin_at(self, block: int) -> None:
+        """What is before that block is not wanted any more."""
+        self.skip += block - self.first
+        self.first = block
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +78,7 @@ class Restore:
             self.staged += load.blocks
             self.failed = self.failed or not load.handle.ok
             if not self.failed:
-                self._copy(engine, load.blocks, after)
+                self._copy(engine, load.blocks[load.skip :], after)
         while self.copies and self.copies[0].done():
             self.copies.pop(0).wait()  # raises what went wrong
         return not self.loads and not self.copies

@@ -66,7 +66,7 @@ class Spilling:
         self._queued: set[int] = set()
         self._flying: deque[_Spill] = deque()
         self._turned_ns = now_ns()
-        self._writing: list[tuple[DiskHandle, Lease]] = []
+        self._writing: list[tuple[list[DiskHandle], Lease]] = []
 
     @property
     def busy(self) -> bool:
@@ -145,11 +145,11 @@ class Spilling:
     def _wrote(self) -> None:
         """Let go of what has been written, in whatever order: a write may hang."""
         left = []
-        for handle, lease in self._writing:
-            if handle.done():
+        for handles, lease in self._writing:
+            if all(handle.done() for handle in handles):
                 self._host.release(lease, now_ns())
             else:
-                left.append((handle, lease))
+                left.append((handles, lease))
         self._writing = left
 
     def _next_of(self, tail: CachedShard) -> bool:
@@ -196,7 +196,22 @@ class Spilling:
             self._host.release(spill.lease, now_ns())
             return
         handle = self._disk.put(spill.meta, self._host.views(spill.blocks), ServiceClass(spill.use.service))
-        self._writing.append((handle, spill.lease))
+        self._writing.append(([handle, *self._write_before(spill, self._disk)], spill.lease))
+
+    def _write_before(self, spill: _Spill, disk: DiskStore) -> list[DiskHandle]:
+        """Write what a shard continues, where no file has it as it is by now: a beginning that was cut off when another
+        prompt went on differently, or a file that had to go. A prompt is found from its start or not at all."""
+        handles = []
+        size = len(spill.meta.tokens) // len(spill.blocks)
+        for shard in spill.lease.tail.up():
+            start = shard.begin * size // TOKEN_BYTES
+            written = disk.span(shard.key)
+            # One that ends there and begins earlier holds it too, and is found as well by who comes from the start.
+            if start >= spill.meta.start or (written is not None and written[0] <= start):
+                continue
+            meta = ShardMeta(key=shard.key, parent=shard.parent_key, start=start, tokens=shard.data)
+            handles.append(disk.put(meta, self._host.views(shard.blocks), shard.service))
+        return handles
 
 
 def _chain(tail: CachedShard) -> tuple[list[CachedShard], bytes, bytes]:

@@ -141,7 +141,7 @@ class Tiers:
             found = on_device
         parent = found.end_hash or prompt.root
         service = ServiceClass(request.service)
-        loads = self._files.begin(prompt.data, found.num_blocks, prompt.limit, parent, service)
+        loads = self._files.begin(prompt.root, prompt.data, found.num_blocks, prompt.limit, parent, service)
         if loads:
             self._prefetched[request.request_id] = loads
         elif self._files.was_full:
@@ -153,7 +153,12 @@ class Tiers:
         now, use = now_ns(), Use(request.service, request.keep_until_ns)
         match = self.host.find(prompt.root, prompt.data, prompt.limit)
         host_end = max(found, match.num_blocks)
-        loads = self._loads_behind(host_end, self._prefetched.pop(request.request_id, deque()))
+        loads = self._prefetched.pop(request.request_id, deque())
+        if host_end < prompt.limit:
+            loads = self._loads_behind(host_end, loads)
+        else:
+            self._drop(loads)
+            loads = deque()
         lacks = request.request_id in self._lacking or request.preemptions > 0
         self._lacking.discard(request.request_id)
         lease = None
@@ -163,8 +168,9 @@ class Tiers:
                 return False
             end_hash = match.end_hash or end_hash
             lease = self.host.lease(match, use, now)  # before files take room there
-        if lacks and not loads and self._files is not None:
-            loads = self._files.begin(prompt.data, host_end, prompt.limit, end_hash, ServiceClass(request.service))
+        if lacks and not loads and self._files is not None and host_end < prompt.limit:
+            service = ServiceClass(request.service)
+            loads = self._files.begin(prompt.root, prompt.data, host_end, prompt.limit, end_hash, service)
         end = min(loads[-1].end, prompt.limit) if loads else host_end
         if end == found:
             return False
@@ -254,8 +260,10 @@ class Tiers:
 
     def _loads_behind(self, end: int, loads: deque[Load]) -> deque[Load]:
         """Those of ``loads`` that go on from block ``end``: by now others may reach further, or no longer as far."""
-        while loads and loads[0].first < end:
+        while loads and loads[0].end <= end:
             self._drop((loads.popleft(),))
+        if loads and loads[0].first < end:
+            loads[0].begin_at(end)
         if loads and loads[0].first != end:
             self._drop(loads)
             return deque()
