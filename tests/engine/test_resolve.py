@@ -199,3 +199,24 @@ def test_the_adaptive_window_hears_of_the_loops_work():
     with clock_replaced(lambda: began + 50_000_000):
         window.first_token(2 * NS_PER_S, 10.0, 0)
     assert window.ms > idle_ms
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"kv_disk": "", "kv_host_memory": 64 * MIB}, "kv_disk '' is an empty folder name"),
+        ({"kv_disk": " ", "kv_host_memory": 64 * MIB}, "kv_disk ' ' is an empty folder name"),
+        ({"kv_disk": "/x"}, "kv_disk '/x' needs host memory"),
+        ({"kv_disk_size": 5 * GIB}, "kv_disk_size of 5120 MiB is for the files in kv_disk, which is not given"),
+    ],
+)
+def test_kv_files_without_what_they_need_are_refused(args, words):
+    with pytest.raises(ConfigError, match=words):
+        _resolve(**args)
+
+
+def test_kv_files_take_32_gib_unless_told(monkeypatch):
+    monkeypatch.setattr("firsttoken.engine.resolve.available_memory", lambda: GIB)
+    for given, cap in [({}, 32 * GIB), ({"kv_disk_size": GIB}, GIB)]:
+        disk = _resolve(kv_disk="/x", kv_host_memory=64 * MIB, **given).disk
+        assert (str(disk.folder), disk.cap_bytes) == ("/x", cap)

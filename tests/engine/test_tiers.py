@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,17 @@ def test_an_idle_engine_does_not_sleep_over_a_restore(tmp_path: Path, monkeypatc
         assert delta.cached_disk == 144
     engine.stop()
     assert min(took) < HEARTBEAT_S / 2
+
+
+def test_the_start_says_what_kv_goes_on_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiers = {"kv_host_memory": 64 * 13824, "kv_disk": str(tmp_path), "kv_disk_size": 1 << 60, "kv_eviction": "lru"}
+    with caplog.at_level(logging.INFO, "firsttoken.engine.tiers"):
+        writer, reader = Engine(TINY, **tiers), Engine(TINY, **tiers)
+        writer.stop()
+        reader.stop()
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name.endswith("tiers")]
+    line = f"KV goes on to 0.00 GiB of host memory and files in {tmp_path} (1073741824.00 GiB at most); eviction: lru"
+    assert [text for level, text in said if level == "INFO" and text.startswith("KV goes")] == [line, line]
+    too_large, reads = [text for level, text in said if level == "WARNING"]
+    assert "lower --kv-disk-size" in too_large
+    assert reads.startswith(f"another process writes {tmp_path}")

@@ -543,3 +543,34 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("firsttoken.kvcache.disk.folder.os.geteuid", lambda: os.getuid() + 1)
     with pytest.raises(ConfigError, match="belongs to user"):
         open_store(free)
+
+
+def test_only_the_last_part_of_a_folder_is_made(tmp_path: Path) -> None:
+    """A mount that failed must not have another disk filled in its place."""
+    store = open_store(tmp_path / "kv")
+    store.close()
+    missing = tmp_path / "mount" / "kv"
+    with pytest.raises(ConfigError, match=f"cannot make {missing}: {missing.parent} does not exist"):
+        open_store(missing)
+    assert not missing.parent.exists()
+
+
+def test_the_start_says_what_will_not_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path, margin_bytes=100 * MIB)
+    assert store.start_warnings() == []
+    monkeypatch.setattr(store._folder, "free_bytes", lambda: 70 * MIB)
+    monkeypatch.setattr(store._folder, "total_bytes", lambda: 63 * MIB)
+    short, small = store.start_warnings()
+    assert f"{tmp_path} has 70 MiB free, and 100 MiB are left to others" in short
+    assert f"{tmp_path} may take 0.1 GiB, but the whole file system" in small
+    reader = open_store(tmp_path)
+    [said] = reader.start_warnings()
+    assert said.startswith(f"another process writes {tmp_path}")
+    reader.close()
+    store.close()
+    monkeypatch.setattr("firsttoken.kvcache.disk.folder.Folder.free_bytes", lambda _: 0)
+    caplog.clear()
+    open_store(tmp_path, margin_bytes=MIB).close()
+    assert caplog.text == "", "the margin is told at the start, and nothing is over the cap"

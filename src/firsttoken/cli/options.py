@@ -119,7 +119,7 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "kv_memory": Option("memory of the KV cache, as in 2GiB (default: by what is free)", size, "SIZE"),
     "kv_host_memory": Option("host memory for KV that the cache evicts, as in 64GiB (default: none)", size, "SIZE"),
     "kv_disk": Option("folder for KV files, kept over restarts; needs --kv-host-memory (default: none)", str, "FOLDER"),
-    "kv_disk_size": Option("most that those files take (default: 32GiB)", size, "SIZE"),
+    "kv_disk_size": Option("most that those files take; needs --kv-disk (default: 32GiB)", size, "SIZE"),
     "kv_eviction": Option("what the KV cache evicts first: default, lru, lfu, arc, s3fifo or hybrid", str, "POLICY"),
     "prefix_caching": Option("reuse KV of equal prompt beginnings (default: on)", bool),
     "prefill_tokens": Option("prompt tokens in a step without decoding (default: auto)", positive_int, "TOKENS"),

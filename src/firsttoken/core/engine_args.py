@@ -17,11 +17,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     ``max_model_len`` in tokens (prompt and output together); ``kv_memory`` in bytes;
     ``kv_host_memory`` bytes of host memory keep KV that the device evicts, 0 for none, and files in the folder
-    ``kv_disk``, of ``kv_disk_size`` bytes at most, what passes through that; ``kv_eviction`` is the policy by which
-    each of them evicts (`kvcache.eviction`); ``prefill_tokens`` caps the
-    prompt tokens of a step that has no decode row, ``mixed_prefill_tokens`` of one that has; ``in_flight`` is how
-    many steps may be submitted before the first one's result is read; ``threads`` is for CPU compute; ``engine_core``
-    is the processor that the engine's own thread keeps to, None for any; ``deterministic`` makes the bits of a
+    ``kv_disk``, of ``kv_disk_size`` bytes at most (None: 32 GiB), what passes through that; ``kv_eviction`` is the
+    policy by which each of them evicts (`kvcache.eviction`); ``prefill_tokens`` caps the prompt tokens of a step that has
+    no decode row, ``mixed_prefill_tokens`` of one that has; ``in_flight`` is how many steps may be submitted before the
+    first one's result is read; ``threads`` is for CPU compute; ``engine_core`` is the processor that the engine's own thread keeps to, None for any; ``deterministic`` makes the bits of a
     request's logits independent of the batch, of chunks, caches and preemption, where the device offers that;
     ``batch_window`` is how long a waiting prompt is held back so that others can join its step (`scheduler.window`);
     ``targets`` are the promises of the service classes; a path is read as a file of such (`core.targets_file`), for
@@ -39,7 +38,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kv_memory: int | None = None
     kv_host_memory: int = 0
     kv_disk: str | None = None
-    kv_disk_size: int = 32 << 30
+    kv_disk_size: int | None = None
     kv_eviction: str = "default"
     prefix_caching: bool = True
     prefill_tokens: int | None = None

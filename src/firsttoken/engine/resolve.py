@@ -32,6 +32,7 @@ GIB = 1 << 30
 # Far above what is of use, low enough that what is kept for each stays small.
 _MAX_NUM_SEQS = 4096
 _BYTES = {"bfloat16": 2, "float32": 4}
+_KV_DISK_SIZE = 32 * GIB
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,19 @@ def _host_blocks(args: EngineArgs, kv_format: KVFormat) -> int:
 
 def _disk(args: EngineArgs) -> DiskConfig | None:
     if args.kv_disk is None:
+        if args.kv_disk_size is not None:
+            raise ConfigError(
+                f"kv_disk_size of {_mib(args.kv_disk_size)} is for the files in kv_disk, which is not given: name a "
+                "folder with kv_disk too, or drop it"
+            )
         return None
+    if not args.kv_disk.strip():
+        raise ConfigError(f"kv_disk {args.kv_disk!r} is an empty folder name: name a folder, or leave it out")
     if not args.kv_host_memory:
         raise ConfigError(
             f"kv_disk {args.kv_disk!r} needs host memory that its files pass through: give kv_host_memory too"
         )
-    return DiskConfig(folder=Path(args.kv_disk), cap_bytes=args.kv_disk_size)
+    return DiskConfig(folder=Path(args.kv_disk), cap_bytes=_given(args.kv_disk_size, _KV_DISK_SIZE))
 
 
 def _budget(args: EngineArgs, policy: DevicePolicy, step_time: StepTime) -> Budget:

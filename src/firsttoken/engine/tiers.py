@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 # The first requests after a start are those that files serve; most folders are known after so long.
 SCAN_WAIT_S = 0.25
+GIB = 1 << 30
 
 
 def kv_name(config: EngineConfig, fingerprint: str) -> str:
@@ -50,8 +51,20 @@ def attach_tiers(config: EngineConfig, name: str, executor: Executor, kv: KVCach
         disk=disk,
     )
     kv.attach(tiers)
+    _tell(config, disk)
     if config.disk is not None and disk is not None and not disk.scanned(SCAN_WAIT_S):
         log.info("%s is still being looked through: what is not known yet is computed", config.disk.folder)
+
+
+def _tell(config: EngineConfig, disk: DiskStore | None) -> None:
+    """One line of what was put together, and a warning of each thing that will not be as asked."""
+    host = config.host_blocks * config.executor.kv_format.bytes_per_block
+    files = "no files"
+    if config.disk is not None:
+        files = f"files in {config.disk.folder} ({config.disk.cap_bytes / GIB:.2f} GiB at most)"
+    log.info("KV goes on to %.2f GiB of host memory and %s; eviction: %s", host / GIB, files, config.eviction)
+    for warning in [] if disk is None else disk.start_warnings():
+        log.warning("%s", warning)
 
 
 def recompute_cost(step_time: StepTime, most: int) -> RecomputeCost:

@@ -31,7 +31,8 @@ class Folder:
         self._prefix = f"{self.path}{os.sep}"
         self._lock_fd = -1
         with _config_errors(self.path):
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(folder)
+            self.path.mkdir(mode=0o700, exist_ok=True)
             self._check_private()
             lock_file = self.path / "lock"
             self._lock_fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -77,6 +78,11 @@ class Folder:
         status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize
 
+    def total_bytes(self) -> int:
+        """The size of the file system. Raises `OSError`."""
+        status = os.statvfs(self.path)
+        return status.f_blocks * status.f_frsize
+
     def sync(self) -> None:
         """Make names durable. Raises `OSError`."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -110,6 +116,17 @@ class Folder:
             )
         if stat.S_IMODE(status.st_mode) != 0o700:
             self.path.chmod(0o700)
+
+
+def _make(folder: Path) -> None:
+    """The last part of the path alone: where more is missing, it may be the mount that failed, and files that are meant
+    for another disk would fill this one. Raises `ConfigError` and `OSError`."""
+    if not folder.parent.exists():
+        raise ConfigError(
+            f"the disk tier cannot make {folder}: {folder.parent} does not exist (is it mounted?). Make that folder "
+            "first, or name another"
+        )
+    folder.mkdir(exist_ok=True)
 
 
 @contextmanager

@@ -154,10 +154,9 @@ class Shelf:
                     damaged = [key for (key, nbytes), header in found if self._enter(key, nbytes, header)]
                 for key in damaged:
                     self.unlink(key, 0)
-        if self._folder.writable and self.reserve(0) is not None:
-            self.complaints.about(
-                "cap", "more is stored than the cap or the margin allows, and it cannot be removed now"
-            )
+        # A margin that others have used up is not for this to keep: nothing goes where nothing comes.
+        if self._folder.writable and self.reserve(0) is not None and not self._fits(0):
+            self.complaints.about("cap", "more is stored than the cap allows, and it cannot be removed now")
 
     def look(self, key: bytes, scratch: Scratch) -> Header | Outcome:
         """What the file of a key says of itself, or why that is nothing."""

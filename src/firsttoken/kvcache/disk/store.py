@@ -22,6 +22,7 @@ from firsttoken.kvcache.disk.format import Header, ShardMeta
 from firsttoken.kvcache.disk.index import DiskIndex, Stored
 from firsttoken.kvcache.disk.outcome import DiskHandle, Outcome
 from firsttoken.kvcache.disk.shelf import Shelf
+from firsttoken.kvcache.disk.start_warnings import start_warnings
 from firsttoken.kvcache.disk.stats import Counters, DiskStats
 from firsttoken.kvcache.disk.transfers import Transfer, Transfers
 from firsttoken.kvcache.disk.workers import Job, Kind, Workers
@@ -76,6 +77,10 @@ class DiskStore:
     def read_only(self) -> bool:
         """True when another process writes the folder."""
         return not self._folder.writable
+
+    def start_warnings(self) -> list[str]:
+        """What its user should know now of the folder: that nothing, or less than asked for, can be stored."""
+        return start_warnings(self._folder, self.config)
 
     def contains(self, key: bytes) -> bool:
         """Whether a shard of this key is known to be stored; `get` may still miss."""

@@ -1,0 +1,29 @@
+"""What is said once, at the start, of a folder that can be used but will not keep what its user expects."""
+
+from __future__ import annotations
+
+from firsttoken.kvcache.disk.config import GIB, MIB, DiskConfig
+from firsttoken.kvcache.disk.folder import Folder
+
+
+def start_warnings(folder: Folder, config: DiskConfig) -> list[str]:
+    """A sentence each; none where all is well."""
+    named = config.folder
+    if not folder.writable:
+        return [f"another process writes {named}: this one only reads there, and stores nothing"]
+    try:
+        free, total = folder.free_bytes(), folder.total_bytes()
+    except OSError as error:
+        return [f"the file system of {named} does not say how much is free ({error.strerror}): nothing is stored"]
+    found = []
+    if free <= config.margin_bytes:
+        found.append(
+            f"the file system of {named} has {free // MIB} MiB free, and {config.margin_bytes // MIB} MiB are left to "
+            "others (the margin): nothing more is stored until there is more"
+        )
+    if config.cap_bytes > total:
+        found.append(
+            f"the files in {named} may take {config.cap_bytes / GIB:.1f} GiB, but the whole file system has "
+            f"{total / GIB:.1f} GiB: lower --kv-disk-size, or is the disk not mounted?"
+        )
+    return found
