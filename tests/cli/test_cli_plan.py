@@ -53,8 +53,12 @@ def test_what_does_not_fit_ends_with_1_and_says_which_knob_to_turn(capsys):
 
 
 def test_a_gpu_that_no_engine_runs_on_is_named(capsys):
-    said = _json(capsys, "random:tiny-llama", "--gpu", "l4", "--context", "128")[1]
-    assert "no engine runs on NVIDIA L4: it has compute capability 8.9" in said["advice"][-1]
+    code, said = _json(capsys, "random:tiny-llama", "--gpu", "l4", "--context", "128")
+    assert (code, said["fits"]) == (1, False)
+    assert "no engine runs on NVIDIA L4: it has compute capability 8.9" in said["advice"][0]
+    assert not any("firsttoken serve" in line for line in said["advice"])
+    assert main(["plan", "random:tiny-llama", "--gpu", "l4", "--context", "128"]) == 1
+    assert "on NVIDIA L4: no engine runs there" in capsys.readouterr().out
     assert len(_json(capsys, "random:tiny-llama", "--gpu", "h100", "--context", "128")[1]["advice"]) == 1
 
 
@@ -86,6 +90,8 @@ def test_the_cpu_is_measured_first(capsys, monkeypatch):
     ("words", "said"),
     [
         (["--gpu", "toaster"], "gpu must be cpu, a size as in 24GB, or one of h200, .*, got 'toaster'"),
+        (["--gpu", "24"], "gpu 24 is 24 bytes: write 24GB"),
+        (["--gpu", "900MB"], "gpu 900MB is 900,000,000 bytes: no GPU"),
         (["--gpu", "h200", "--users", "5000"], "users may be at most 4096"),
         (["--gpu", "h200", "--context", "600"], "max_model_len must be 1 to 512"),
         (["--gpu", "h200", "--quantization", "packed"], "quantization 'packed' is for the CPU"),

@@ -27,7 +27,7 @@ NAME = "plan"
 HELP = "say what a model takes of a GPU's or this machine's memory, and what fits, before loading"
 EPILOG = """\
 The figures are those of an engine that computes --users requests at once, each of --context tokens, prompt and
-answer. Exit code 1: it does not fit.
+answer. Exit code 1: it does not fit, or no engine runs there.
 
 examples:
   firsttoken plan random:llama-3.1-8b --gpu h200 --context 8192 --users 16
@@ -35,6 +35,7 @@ examples:
   firsttoken plan smollm2 --gpu cpu --context 2048 --users 4
 """
 MIB = 1 << 20
+GIB = 1 << 30
 # Plans are meant to be this close.
 TOLERANCE = 0.03
 _KEPT = ("dtype", "quantization", "kv_dtype", "deterministic", "offline")
@@ -74,12 +75,12 @@ def run(options: argparse.Namespace) -> int:
     machine = find_machine(options.gpu, args)
     fit = plan_memory(args, checkpoint, machine, context, options.users)
     figures = _figures(fit)
-    advice = [*_advice(fit, args.model, machine.kind, context, options.users), *_warnings(machine)]
+    advice = _advice(fit, args.model, machine.kind, context, options.users)
     if options.json:
         head = report.header(model=args.model, gpu=machine.name, context=context, users=options.users)
         print(json.dumps(head | figures | {"advice": advice}))
     else:
-        _print(figures, advice, machine.name, context, options.users)
+        _print(figures, advice, machine.name, context, options.users, runs=fit.refusal is None)
     return 0 if fit.fits else 1
 
 
@@ -114,6 +115,10 @@ def _gpu(name: str) -> GPU:
         except ConfigError:
             known = ", ".join(KNOWN)
             raise ConfigError(f"gpu must be cpu, a size as in 24GB, or one of {known}, got {name!r:.80}") from None
+    if memory < GIB:
+        plain = name.strip().isdecimal()
+        hint = f"write {name.strip()}GB" if plain else "no GPU that an engine runs on has less than 1 GiB"
+        raise ConfigError(f"gpu {name} is {memory:,} bytes: {hint}")
     like = KNOWN[_GENERATION]
     return GPU(like.name, like.capability, like.sms, memory)
 
@@ -145,6 +150,8 @@ def _advice(fit: Fit, model: str, kind: str, context: int, users: int) -> list[s
         if fit.plan.total * (1 + TOLERANCE) > fit.capacity:
             advice.append(f"it is within {TOLERANCE:.0%} of all there is, as near as a plan can be: leave some room")
         return advice
+    if fit.refusal is not None:
+        return [fit.refusal]
     short = math.ceil((fit.plan.total - fit.capacity) / MIB)
     advice = [f"{short} MiB are missing"]
     if fit.max_users:
@@ -157,21 +164,10 @@ def _advice(fit: Fit, model: str, kind: str, context: int, users: int) -> list[s
     return advice
 
 
-def _warnings(machine: Machine) -> list[str]:
-    from firsttoken.devices.cuda import OLDEST_CAPABILITY
-    from firsttoken.engine.memory_plan import CPUMachine
-
-    oldest = 10 * OLDEST_CAPABILITY[0] + OLDEST_CAPABILITY[1]
-    if isinstance(machine, CPUMachine) or machine.gpu.capability >= oldest:
-        return []
-    return [f"no engine runs on {machine.name}: it has compute capability {machine.gpu.capability / 10}, the kernels "
-            f"need {oldest / 10} or newer (Hopper)"]  # fmt: skip
-
-
-def _print(figures: dict[str, Any], advice: list[str], machine: str, context: int, users: int) -> None:
+def _print(figures: dict[str, Any], advice: list[str], machine: str, context: int, users: int, *, runs: bool) -> None:
     for name in ("weights", "kv", "graphs", "activations", "runtime"):
         print(f"{name:12} {figures[f'{name}_mib']:>9,} MiB")
-    words = "fits" if figures["fits"] else "does not fit"
+    words = ("fits" if figures["fits"] else "does not fit") if runs else "no engine runs there"
     print(f"{'total':12} {figures['total_mib']:>9,} MiB of {figures['capacity_mib']:,} on {machine}: {words}")
     if figures["total_mib"] == figures["loading_mib"]:
         print("the peak is while loading: what is copied then is given back before the first request")

@@ -11,7 +11,7 @@ import msgspec
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.devices.cpu import PREPARED, CPUDevice, CPUFacts
-from firsttoken.devices.cuda import PlannedGPU
+from firsttoken.devices.cuda import OLDEST_CAPABILITY, PlannedGPU
 from firsttoken.devices.interface import Device
 from firsttoken.engine.resolve import resolve
 from firsttoken.executor.ahead.gpus import GPU
@@ -55,17 +55,18 @@ class MemoryPlan:
 class Fit:
     """Of a plan on a machine of ``capacity`` bytes. ``max_users`` at the same context, 0 when there is no room for one;
     ``max_context`` in tokens for the same users, likewise; ``shard_tokens`` as recommended for requests of that
-    length."""
+    length. ``refusal`` says why no engine would run there, whatever its memory; None where one would."""
 
     plan: MemoryPlan
     capacity: int
     max_users: int
     max_context: int
     shard_tokens: int
+    refusal: str | None = None
 
     @property
     def fits(self) -> bool:
-        return self.plan.total <= self.capacity
+        return self.refusal is None and self.plan.total <= self.capacity
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class CPUMachine:
     facts: CPUFacts
     footprint: Footprint
     name = kind = "cpu"
+    refusal = None
 
     @property
     def capacity(self) -> int:
@@ -112,6 +114,16 @@ class GPUMachine:
     def capacity(self) -> int:
         return self.gpu.memory
 
+    @property
+    def refusal(self) -> str | None:
+        oldest, its = 10 * OLDEST_CAPABILITY[0] + OLDEST_CAPABILITY[1], self.gpu.capability
+        if its >= oldest:
+            return None
+        return (
+            f"no engine runs on {self.name}: it has compute capability {its / 10}, the kernels need {oldest / 10} or "
+            "newer (Hopper)"
+        )
+
     def plan(self, args: EngineArgs, checkpoint: Checkpoint, context: int, users: int) -> MemoryPlan:
         endless = msgspec.structs.replace(self.gpu, memory=_ENDLESS)
         executor = _executor(args, checkpoint, PlannedGPU(endless), context, users)
@@ -147,6 +159,7 @@ def plan_memory(args: EngineArgs, checkpoint: Checkpoint, machine: Machine, cont
         max_users=_most(lambda count: plan(context, count).total <= room, MOST_USERS),
         max_context=_most(lambda length: plan(length, users).total <= room, checkpoint.config.max_position),
         shard_tokens=recommend_shard_tokens(context),
+        refusal=machine.refusal,
     )
 
 
