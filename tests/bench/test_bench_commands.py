@@ -100,7 +100,7 @@ def test_streams_of_other_classes_are_told_apart(capsys: pytest.CaptureFixture[s
         (["load", "--rate", "0"], "it must be more than 0"),
         (["load", "--rate", "1", "--mix", "64"], "is not a mix"),
         (["load", "--rate", "1", "--target-ttft", "80"], "is not a time"),
-        (["compare", "a", "b", "--tolerance", "x"], "is not a share"),
+        (["compare", "a", "b", "--tolerance", "x"], "is not a share: write it as in 3% or 0.03"),
         (["steps", "--max-rows", "-1"], "-1 is too small"),
         ([], "the following arguments are required: WHAT"),
     ],

@@ -34,7 +34,7 @@ def share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a share: write it as in 3%% or 0.03")
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a share: write it as in 3% or 0.03")
     return value
 
 
