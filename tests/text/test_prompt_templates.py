@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -94,14 +95,18 @@ def test_what_the_model_refuses_is_told_with_its_line(byte_tokenizer: Tokenizer)
 
 
 @pytest.mark.parametrize(
-    ("template", "begin"), [(JOINS, begins(SYSTEM)), (TEMPLATE, begins({"role": "system", "content": "Be brief."}))]
+    ("template", "begin", "why"),
+    [
+        (JOINS, begins(SYSTEM), "this model's chat template joins it with the message that follows"),
+        (TEMPLATE, begins({"role": "system", "content": "Be brief."}), "it is 38 characters long .*256 are the least"),
+    ],
 )
 def test_what_cannot_be_found_again_is_told(
-    byte_tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, template: ChatTemplate, begin: PromptTemplate
+    byte_tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, template: ChatTemplate, begin: PromptTemplate, why: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
         text_pool(byte_tokenizer, template, workers=1, prompt_templates=[begin]).close()
-    assert "line 7: nothing of it can be found again" in caplog.text
+    assert re.search(f"line 7: nothing of it can be found again .*: {why}", caplog.text)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         text_pool(byte_tokenizer, TEMPLATE, workers=1, prompt_templates=[begins(SYSTEM)]).close()

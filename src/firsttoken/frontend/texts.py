@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from firsttoken.core.errors import ConfigError
-from firsttoken.text.boundaries import message_gaps
+from firsttoken.text.boundaries import MIN_PIECE, message_gaps
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.pace import Pace
 from firsttoken.text.pool import TextPool
@@ -58,13 +58,13 @@ def _load(cache: PromptCache | None, template: ChatTemplate | None, given: Seque
             "prompt can safely be cut; leave --prompt-templates out"
         )
     for one in given:
-        cache.load([one.render(template)])
+        text = one.render(template)
+        cache.load([text])
         # As it will be asked for: a template may write a message otherwise when another follows.
         last = one.messages[-1].get("role")
         found = cache.loaded(one.render(template, _FOLLOWS[last == "user"]))
         if not found:
-            log.warning(
-                "%s: nothing of it can be found again in a chat that begins with it: it is shorter than a piece, or "
-                "this model's chat template joins it with the message that follows",
-                one.place,
-            )
+            why = "this model's chat template joins it with the message that follows"
+            if len(text) < MIN_PIECE:
+                why = f"it is {len(text)} characters long as the model reads it, and {MIN_PIECE} are the least"
+            log.warning("%s: nothing of it can be found again in a chat that begins with it: %s", one.place, why)
