@@ -15,16 +15,16 @@ DEFAULT_MODEL = "smollm2"
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of an engine, under the names of the command line (``--max-model-len`` is ``max_model_len``).
 
-    ``max_model_len`` in tokens (prompt and output together); ``kv_memory`` in bytes;
-    ``kv_host_memory`` bytes of host memory keep KV that the device evicts, 0 for none, and files in the folder
-    ``kv_disk``, of ``kv_disk_size`` bytes at most (None: 32 GiB), what passes through that; ``kv_eviction`` is the
-    policy by which each of them evicts (`kvcache.eviction`); ``prefill_tokens`` caps the prompt tokens of a step that has
-    no decode row, ``mixed_prefill_tokens`` of one that has; ``in_flight`` is how many steps may be submitted before the
-    first one's result is read; ``threads`` is for CPU compute; ``engine_core`` is the processor that the engine's own thread keeps to, None for any; ``deterministic`` makes the bits of a
-    request's logits independent of the batch, of chunks, caches and preemption, where the device offers that;
-    ``batch_window`` is how long a waiting prompt is held back so that others can join its step (`scheduler.window`);
-    ``targets`` are the promises of the service classes; a path is read as a file of such (`core.targets_file`), for
-    which `ConfigError` is raised.
+    ``max_model_len`` in tokens (prompt and output together); ``kv_memory`` in bytes; ``kv_host_memory`` bytes of host
+    memory keep KV that the device evicts, 0 for none, and files in the folder ``kv_disk``, of ``kv_disk_size`` bytes at
+    most (None: 32 GiB), what passes through that; ``kv_eviction`` is the policy by which each of them evicts
+    (`kvcache.eviction`); ``prefill_tokens`` caps the prompt tokens of a step that has no decode row,
+    ``mixed_prefill_tokens`` of one that has; ``in_flight`` is how many steps may be submitted before the first one's
+    result is read; ``threads`` is for CPU compute; ``engine_core`` is the processor that the engine's own thread keeps
+    to, None for any; ``deterministic`` makes the bits of a request's logits independent of the batch, of chunks, caches
+    and preemption, where the device offers that; ``batch_window`` is how long a waiting prompt is held back so that
+    others can join its step (`scheduler.window`); ``targets`` are the promises of the service classes; a path is read
+    as a file of such (`core.targets_file`), for which `ConfigError` is raised.
     """
 
     model: str = DEFAULT_MODEL
