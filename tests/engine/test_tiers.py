@@ -81,7 +81,7 @@ def test_the_start_says_what_kv_goes_on_to(tmp_path: Path, caplog: pytest.LogCap
         writer.stop()
         reader.stop()
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name.endswith("tiers")]
-    line = f"KV goes on to 0.00 GiB of host memory and files in {tmp_path} (1073741824.00 GiB at most); eviction: lru"
+    line = f"KV goes on to 0.8 MiB of host memory and files in {tmp_path} (1073741824.0 GiB at most); eviction: lru"
     assert [text for level, text in said if level == "INFO" and text.startswith("KV goes")] == [line, line]
     too_large, reads = [text for level, text in said if level == "WARNING"]
     assert "lower --kv-disk-size" in too_large

@@ -564,7 +564,7 @@ def test_the_start_says_what_will_not_be_stored(
     monkeypatch.setattr(store._folder, "total_bytes", lambda: 63 * MIB)
     short, small = store.start_warnings()
     assert f"{tmp_path} has 70 MiB free, and 100 MiB are left to others" in short
-    assert f"{tmp_path} may take 0.1 GiB, but the whole file system" in small
+    assert f"{tmp_path} may take 64 MiB, but the whole file system has 63 MiB" in small
     reader = open_store(tmp_path)
     [said] = reader.start_warnings()
     assert said.startswith(f"another process writes {tmp_path}")

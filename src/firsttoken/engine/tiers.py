@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 # The first requests after a start are those that files serve; most folders are known after so long.
 SCAN_WAIT_S = 0.25
+MIB = 1 << 20
 GIB = 1 << 30
 
 
@@ -61,10 +62,14 @@ def _tell(config: EngineConfig, disk: DiskStore | None) -> None:
     host = config.host_blocks * config.executor.kv_format.bytes_per_block
     files = "no files"
     if config.disk is not None:
-        files = f"files in {config.disk.folder} ({config.disk.cap_bytes / GIB:.2f} GiB at most)"
-    log.info("KV goes on to %.2f GiB of host memory and %s; eviction: %s", host / GIB, files, config.eviction)
+        files = f"files in {config.disk.folder} ({_size(config.disk.cap_bytes)} at most)"
+    log.info("KV goes on to %s of host memory and %s; eviction: %s", _size(host), files, config.eviction)
     for warning in [] if disk is None else disk.start_warnings():
         log.warning("%s", warning)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.1f} MiB"
 
 
 def recompute_cost(step_time: StepTime, most: int) -> RecomputeCost:

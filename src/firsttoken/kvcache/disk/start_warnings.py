@@ -23,7 +23,11 @@ def start_warnings(folder: Folder, config: DiskConfig) -> list[str]:
         )
     if config.cap_bytes > total:
         found.append(
-            f"the files in {named} may take {config.cap_bytes / GIB:.1f} GiB, but the whole file system has "
-            f"{total / GIB:.1f} GiB: lower --kv-disk-size, or is the disk not mounted?"
+            f"the files in {named} may take {_size(config.cap_bytes)}, but the whole file system has "
+            f"{_size(total)}: lower --kv-disk-size, or is the disk not mounted?"
         )
     return found
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes // MIB} MiB"
