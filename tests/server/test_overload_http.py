@@ -129,12 +129,14 @@ async def test_a_flood_of_p0_lets_p2_start_in_time() -> None:
 
         flood = [asyncio.create_task(press(number)) for number in range(6)]
         await until(gold, running=2, waiting=2)
+        asked = time.monotonic()
         late = await asyncio.gather(*(ask(calm, body(4, 77 + number)) for number in range(3)))
-        ended = time.monotonic()
         pressed = [answer for answers in await asyncio.gather(*flood) for answer in answers]
-        assert ended < stop, "the flood was over before"
         assert [answer.status for answer in late] == [200] * 3
-        assert max(answer.ttft_ms or 0.0 for answer in late) < 4000 + 500
+        longest_ms = max(answer.ttft_ms or 0.0 for answer in late)
+        # Of its first token, that is: after that a better class may take its place again.
+        assert asked + longest_ms / 1000 < stop, "the flood was over before"
+        assert longest_ms < 4000 + 500
         assert {answer.status for answer in pressed} == {200}
         await assert_clean(gold)
 
