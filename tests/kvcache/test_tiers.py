@@ -8,22 +8,10 @@ from typing import Any
 
 import pytest
 
-from firsttoken.core.clock import NS_PER_MS, clock_replaced
+from firsttoken.core.clock import clock_replaced
 from firsttoken.core.request import Status
 from firsttoken.kvcache.tiers.cost import RestoreCost
-from tests.support.tiered import TieredWorld
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 10**12
-
-    def read(self) -> int:
-        self.now += 1000
-        return self.now
-
-    def tick(self) -> None:
-        self.now += NS_PER_MS
+from tests.support.tiered import Clock, TieredWorld
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from msgspec.structs import asdict
 
 from firsttoken.core.clock import NS_PER_MS, clock_replaced
-from tests.support.tiered import TieredWorld, running
+from tests.support.tiered import Clock, TieredWorld, running
 
 # Few different blocks, so that prefixes meet; long enough for several shards.
 PROMPTS = st.builds(
@@ -25,18 +25,6 @@ PROMPTS = st.builds(
     st.lists(st.sampled_from([(0, 0, 0, 0), (0, 0, 0, 0), (1, 1, 0, 1)]), min_size=1, max_size=6),
     st.lists(st.integers(0, 1), min_size=1, max_size=5),
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 10**12
-
-    def read(self) -> int:
-        self.now += 1000  # a microsecond a look
-        return self.now
-
-    def tick(self) -> None:
-        self.now += NS_PER_MS
 
 
 def machine_of(clock: Clock, totals: Counter[str]) -> type[RuleBasedStateMachine]:

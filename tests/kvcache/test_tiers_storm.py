@@ -12,21 +12,9 @@ import pytest
 from msgspec.structs import asdict
 
 from firsttoken.core.clock import NS_PER_MS, clock_replaced
-from tests.support.tiered import TieredWorld, running
+from tests.support.tiered import Clock, TieredWorld, running
 
 FIRST = ("anyone", "compute", "copies")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 10**12
-
-    def read(self) -> int:
-        self.now += 1000
-        return self.now
-
-    def tick(self) -> None:
-        self.now += NS_PER_MS
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.identity import Identity
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.plan import PLAN_DECODER, PLAN_ENCODER, RowSample, RowStart, StepPlan, StepResult
@@ -53,6 +54,20 @@ def alone(prompt: list[int], salt: str, count: int) -> list[int]:
         chosen.append(value % VOCABULARY)
         value = kv_value(value, chosen[-1])
     return chosen
+
+
+class Clock:
+    """Time that a world moves: a microsecond each time that it is read, a millisecond a tick. ``now`` is in ns."""
+
+    def __init__(self) -> None:
+        self.now = 10**12
+
+    def read(self) -> int:
+        self.now += 1000
+        return self.now
+
+    def tick(self) -> None:
+        self.now += NS_PER_MS
 
 
 class Files:

@@ -297,8 +297,9 @@ class KVCache:
         self._misses.take_back(miss)
         if found >= (len(request.tokens) - 1) // self.block_tokens:
             return None
-        last = self._root(request.salt)
-        for index in range(found + 1):
+        holding = self._holdings[request.request_id]
+        last = holding.tail.key if holding.tail is not None else holding.root
+        for index in range(holding.registered, found + 1):
             last = self._block_hash(last, self._tokens_of(request, index, index + 1))
         tokens = self._tokens_of(request, found, found + 1)
         missed = Missed(Match([]), None, found * self.block_tokens, tokens, last, elsewhere=False)

@@ -205,10 +205,13 @@ class Spilling:
         size = len(spill.meta.tokens) // len(spill.blocks)
         for shard in spill.lease.tail.up():
             start = shard.begin * size // TOKEN_BYTES
+            if start >= spill.meta.start:
+                continue
             written = disk.span(shard.key)
             # One that ends there and begins earlier holds it too, and is found as well by who comes from the start.
-            if start >= spill.meta.start or (written is not None and written[0] <= start):
-                continue
+            # What it continues is there then, since leaves go first.
+            if written is not None and written[0] <= start:
+                break
             meta = ShardMeta(key=shard.key, parent=shard.parent_key, start=start, tokens=shard.data)
             handles.append(disk.put(meta, self._host.views(shard.blocks), shard.service))
         return handles
