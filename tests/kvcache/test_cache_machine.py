@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from firsttoken.core.cache_miss import MissReason
-from firsttoken.core.clock import now_ns
 from firsttoken.core.request import Request
 from firsttoken.core.retention import Retention
 from firsttoken.core.service import ServiceClass
@@ -126,16 +125,13 @@ class CacheMachine(RuleBasedStateMachine):
         prompt=PROMPTS,
         salt=st.sampled_from(["", "s"]),
         service=st.sampled_from(ServiceClass),
-        keep=st.booleans(),
         wish=st.none() | WISHES,
     )
-    def admit(self, prompt: list[int], salt: str, service: ServiceClass, keep: bool, wish: Retention | None) -> None:
+    def admit(self, prompt: list[int], salt: str, service: ServiceClass, wish: Retention | None) -> None:
         self.count += 1
         request = make_request(self.count, prompt, salt)
         request.service = service
         request.retention = wish
-        if keep:
-            request.keep_until_ns = now_ns() + 10**12
         cached, found = self.cache.match(request)
         available = self.cache.available
         cost = self.cache.probe(request).cost

@@ -100,6 +100,46 @@ def test_what_is_refused_leaves_nothing_behind(clock: Any) -> None:
     assert cache.stats().kept == 0
 
 
+def test_room_of_a_wish_whose_time_is_over_is_anothers(clock: Any) -> None:
+    cache = make_cache(16)
+    assert through(cache, asking(1, [1] * 17, Retention(TTL))) is True
+    assert through(cache, asking(2, [2] * 17, Retention(TTL))) is False
+    clock.now += TTL
+    assert through(cache, asking(3, [3] * 17, Retention(TTL))) is True
+    assert cache.stats().kept == 4
+
+
+def test_parts_that_are_kept_and_not_are_not_put_together(clock: Any) -> None:
+    cache = make_cache(40)
+    through(cache, asking(1, list(range(17))))
+    assert through(cache, asking(2, [*range(8), 99], Retention(TTL)))
+    assert sorted(len(shard.blocks) for shard in cache.index.shards()) == [2, 2]
+    assert cache.stats().kept == 2
+
+
+def test_what_is_kept_is_kept_through_splits_and_merges(clock: Any) -> None:
+    cache = make_cache(40)
+    assert through(cache, asking(1, list(range(17)), Retention(TTL)))
+    other = begin(cache, asking(2, [*range(8), 99]))
+    cache.check()
+    assert (cache.stats().kept, len(list(cache.index.shards()))) == (4, 2)
+    cache.release(other)
+    cache.check()
+    assert (cache.stats().kept, len(list(cache.index.shards()))) == (4, 1)
+    clock.now += TTL
+    through(cache, asking(3, [7] * 5, Retention(TTL)))
+    assert cache.stats().kept == 1, "the time of the others is over"
+
+
+def test_wishes_that_come_again_and_again_take_no_memory(clock: Any) -> None:
+    cache = make_cache(40)
+    for number in range(500):
+        clock.now += 1
+        assert through(cache, asking(number, list(range(17)), Retention(10**15)))
+    assert len(cache._pins._ends) < 100
+    assert cache.stats().kept == 4
+
+
 # ------------------------------------------------------------------ until a tool's result
 
 ONCE = Retention(TTL, None, True)

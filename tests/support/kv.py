@@ -37,11 +37,12 @@ def findable(cache: KVCache) -> set[int]:
 
 
 def run_through(cache: KVCache, request: Request) -> list[int]:
-    """Admit, compute all known tokens, release: the blocks it had."""
+    """Admit, compute all known tokens, end as the scheduler does: the blocks it had."""
     admission = cache.admit(request)
     assert admission is not None
     request.num_computed = request.num_tokens
     cache.commit(request)
+    request.kept = cache.keep(request)
     cache.release(request)
     request.num_computed = 0
     return admission.blocks

@@ -54,16 +54,14 @@ class Request:
     *planned* (a submitted step is as good as done: steps of one lane run in order). ``num_pending`` counts samples
     that are in flight, whose tokens only the device knows yet.
 
-    ``miss`` says why no more than ``num_cached`` tokens were cached, None when no more could be. What it uses is to be
-    kept in the KV cache until ``keep_until_ns``, 0 for no wish. Its ``retention`` begins when it ends: ``kept`` says
-    whether there was room for that, None without such a wish.
+    ``miss`` says why no more than ``num_cached`` tokens were cached, None when no more could be. Its ``retention``
+    begins when it ends: ``kept`` says whether there was room for that, None without such a wish.
     """
 
     __slots__ = (
         "deadline_ns",
         "finish_reason",
         "first_scheduled",
-        "keep_until_ns",
         "kept",
         "max_tokens",
         "miss",
@@ -119,7 +117,6 @@ class Request:
         self.finish_reason: str | None = None
         self.stop_reason: int | None = None
         self.miss: Miss | None = None
-        self.keep_until_ns = 0
         self.kept: bool | None = None
         self.timeline = Timeline(list(wire.stamps))
         self.timeline.stamp(Mark.ARRIVED)

@@ -256,7 +256,7 @@ class KVCache:
             for shard in self._evictor.forget(chain[-1], now):
                 self.pool.forget(shard.blocks)
         if chain[0].live and not chain[0].told:
-            self._evictor.settle(chain[0], request, now)
+            self._evictor.settle(chain[0], now)
         if self._pins.timed:
             self._pins.renew(chain, now)
         for shard in chain:
@@ -343,7 +343,6 @@ class KVCache:
             diverged=counts[MissReason.DIVERGED],
             other_salt=self._misses.other_salt,
             kept=self._pins.blocks,
-            ignored_keeps=self._pins.ignored,
             held_wishes=self._pins.held_wishes,
             ignored_wishes=self._pins.ignored_wishes,
         )

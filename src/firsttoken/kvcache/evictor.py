@@ -24,9 +24,6 @@ class User(Protocol):
     @property
     def kv_class(self) -> int: ...
 
-    @property
-    def keep_until_ns(self) -> int: ...
-
 
 class Evictor:
     """Keeps the policy's view of the index: who used what, and which shards may go.
@@ -52,10 +49,9 @@ class Evictor:
         shard.used_ns = now_ns
         shard.service = ServiceClass(request.kv_class)
 
-    def settle(self, shard: CachedShard, request: User, now_ns: int) -> None:
+    def settle(self, shard: CachedShard, now_ns: int) -> None:
         """It does not grow any more."""
         self._tell(shard, now_ns)
-        self._keep(shard, request, now_ns)
 
     def hold(self, shard: CachedShard, request: User, now_ns: int) -> None:
         """Another request uses it, and holds it from now on."""
@@ -67,7 +63,6 @@ class Evictor:
         service = ServiceClass(request.kv_class)
         shard.service = min(shard.service, service)
         self._policy.used(shard, service, now_ns)
-        self._keep(shard, request, now_ns)
 
     def borrow(self, shard: CachedShard) -> None:
         """Hold it without using it, for a copy of it to be made."""
@@ -151,10 +146,6 @@ class Evictor:
         if not shard.told:
             shard.told = True
             self._policy.used(shard, shard.service, now_ns)
-
-    def _keep(self, shard: CachedShard, request: User, now_ns: int) -> None:
-        if request.keep_until_ns:
-            self.pins.keep(shard, request.keep_until_ns, now_ns)
 
     def _idle(self, shard: CachedShard, now_ns: int) -> None:
         """Nobody holds it, and a holder or a child has just left it."""

@@ -16,13 +16,12 @@ _MIN_OUTDATED = 64
 
 
 class Pins:
-    """Sets ``keep_until_ns`` of shards as long as those kept have ``most_blocks`` blocks together. Beyond that a
-    request to keep one is ignored and counted: somebody must stay evictable. Amortised O(log shards)."""
+    """Sets ``keep_until_ns`` of shards as long as those kept have ``most_blocks`` blocks together: somebody must stay
+    evictable. Amortised O(log shards)."""
 
     def __init__(self, most_blocks: int) -> None:
         self.most_blocks = most_blocks
         self.blocks = 0
-        self.ignored = 0
         self.held_wishes = self.ignored_wishes = 0
         self._ttl_ns: dict[CachedShard, int] = {}
         # Kept until a request goes on behind so many tokens, which were a prompt.
@@ -31,19 +30,6 @@ class Pins:
         self._ends: list[tuple[int, int, CachedShard]] = []
         self._number = 0
         self._shards = 0
-
-    def keep(self, shard: CachedShard, until_ns: int, now_ns: int) -> None:
-        """Keep it until then, if that is later than it is kept anyway."""
-        self._expire(now_ns)
-        if until_ns <= max(shard.keep_until_ns, now_ns):
-            return
-        if not shard.keep_until_ns:
-            if self.blocks + len(shard.blocks) > self.most_blocks:
-                self.ignored += 1
-                return
-            self.blocks += len(shard.blocks)
-            self._shards += 1
-        self._set(shard, until_ns)
 
     def hold(self, chain: Sequence[CachedShard], ttl_ns: int, now_ns: int, beyond: int | None = None) -> bool:
         """Keep a whole chain for a time after each use; with ``beyond`` only until a request goes on behind so many of

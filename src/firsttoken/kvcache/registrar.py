@@ -66,7 +66,7 @@ class Registrar:
         count = (len(data) - at) // size
         grows = tail is not None and not tail.told  # it made that one, and nobody else has used it
         if tail is not None and grows and not tail.room:
-            self._evictor.settle(tail, request, now)
+            self._evictor.settle(tail, now)
             grows = False
         shard_blocks = self._shard_blocks(request)
         count = min(count, tail.room if tail is not None and grows else shard_blocks - first % shard_blocks)

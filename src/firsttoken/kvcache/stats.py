@@ -12,8 +12,7 @@ class KVStats(msgspec.Struct, frozen=True):
     that come again included, ``hit_tokens`` were found and ``missed_tokens`` were not. The prompts (counted once) that
     were not found to the end are told by reason: ``never_seen``, ``evicted``, ``diverged``. ``other_salt`` of the first
     are known under another salt, which whoever may send prompts must not be told. ``kept`` blocks are kept because
-    callers asked for it, and ``ignored_keeps`` such wishes of shards were not granted. ``held_wishes`` of
-    requests were granted and ``ignored_wishes`` were not.
+    callers asked for it: ``held_wishes`` of requests were granted and ``ignored_wishes`` were not.
     """
 
     total: int
@@ -29,7 +28,6 @@ class KVStats(msgspec.Struct, frozen=True):
     diverged: int
     other_salt: int
     kept: int
-    ignored_keeps: int
     held_wishes: int
     ignored_wishes: int
 

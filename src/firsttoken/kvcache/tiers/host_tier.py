@@ -22,7 +22,6 @@ class Use(NamedTuple):
     """For whose sake something is done: what policies are told of a request, which may have ended."""
 
     service: int
-    keep_until_ns: int = 0
 
     @property
     def kv_class(self) -> int:
@@ -96,7 +95,7 @@ class HostTier:
         above = shards[-1] if shards else None
         tail = self.index.add(root, above, end, blocks, hashes, data)
         self._evictor.made(tail, use, now_ns)
-        self._evictor.settle(tail, use, now_ns)
+        self._evictor.settle(tail, now_ns)
         return Lease(tail)
 
     def release(self, lease: Lease, now_ns: int) -> None:

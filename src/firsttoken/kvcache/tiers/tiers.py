@@ -150,7 +150,7 @@ class Tiers:
     def begin(self, request: Request, prompt: Prompt, blocks: list[int], found: int, end_hash: bytes) -> bool:
         """A request starts with ``blocks``, of which the first ``found`` hold their KV; ``end_hash`` is their chained
         hash. True when more are being restored; until `poll` says that they have arrived, it must not be computed."""
-        now, use = now_ns(), Use(request.service, request.keep_until_ns)
+        now, use = now_ns(), Use(request.service)
         match = self.host.find(prompt.root, prompt.data, prompt.limit)
         host_end = max(found, match.num_blocks)
         loads = self._prefetched.pop(request.request_id, deque())
