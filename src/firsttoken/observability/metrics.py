@@ -7,7 +7,7 @@ front end, a fraction of a microsecond a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.service import CLASS_NAMES
 from firsttoken.observability.kv_metrics import kv_families
+from firsttoken.observability.live import ClassWindow, LiveWindows
 from firsttoken.transport.kv_report import KVReport
 from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats, StepTimeErrors
 
@@ -61,23 +62,40 @@ class EngineCollector(Collector):
 class ClassMetrics:
     """The series of one service class; made by `FrontendMetrics`."""
 
-    __slots__ = ("_ended", "first_token", "request_done", "started", "token_gap")
+    __slots__ = ("_ended", "_window", "first_token", "request_done", "started", "token_gap")
 
     def __init__(
-        self, name: str, ttft: Histogram, itl: Histogram, e2e: Histogram, started: Counter, ended: Counter
+        self,
+        name: str,
+        ttft: Histogram,
+        itl: Histogram,
+        e2e: Histogram,
+        started: Counter,
+        ended: Counter,
+        window: ClassWindow,
     ) -> None:
         # Bound once: these are called for every token of every stream.
-        self.first_token = ttft.labels(name).observe  # (seconds)
-        self.token_gap = itl.labels(name).observe  # (seconds)
-        self.request_done = e2e.labels(name).observe  # (seconds)
+        self.first_token = _both(ttft.labels(name).observe, window.ttft.observe)  # (seconds)
+        self.token_gap = _both(itl.labels(name).observe, window.itl.observe)  # (seconds)
+        self.request_done = _both(e2e.labels(name).observe, window.e2e.observe)  # (seconds)
         # Counts answers that are asked of the engine. Each is to be told to `ended` once.
         self.started = started.labels(name).inc
         self._ended = {outcome: ended.labels(outcome, name) for outcome in get_args(Outcome)}
+        self._window = window
 
     def ended(self, outcome: Outcome, answers: int = 1) -> None:
         """Count answers as their callers saw them end, which the engine cannot know: it aborts an answer that a stop
         string finished, and tells nothing any more once it is dead."""
         self._ended[outcome].inc(answers)
+        self._window.ended(outcome, answers)
+
+
+def _both(one: Callable[[float], None], other: Callable[[float], None]) -> Callable[[float], None]:
+    def observe(value: float) -> None:
+        one(value)
+        other(value)
+
+    return observe
 
 
 class FrontendMetrics:
@@ -112,7 +130,11 @@ class FrontendMetrics:
             ["outcome", *_BY_CLASS],
             registry=self.registry,
         )
-        self._classes = [ClassMetrics(name, ttft, itl, e2e, started, ended) for name in CLASS_NAMES]
+        self.live = LiveWindows()  # the last minute, for whoever looks at it live
+        self._classes = [
+            ClassMetrics(name, ttft, itl, e2e, started, ended, window)
+            for name, window in zip(CLASS_NAMES, self.live.classes, strict=True)
+        ]
         self.loop_lag = self._lag.observe  # (seconds)
 
     def _histogram(self, name: str, help_text: str, buckets: Iterable[float], labels: Sequence[str] = ()) -> Histogram:
