@@ -127,7 +127,7 @@ def measure(options: Options) -> float:
     loop = make_loop(options, left)
     # What `run` does before its first turn.
     loop._host.resume()
-    loop._run_queue.start()
+    loop._recorder.start()
     for _ in range(SETTLING):
         loop.turn()
     best = float("inf")

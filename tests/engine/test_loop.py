@@ -10,6 +10,7 @@ from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.step_sizes import StepSizes
 from firsttoken.core.timeline import Mark
 from firsttoken.engine import loop as loop_module
+from firsttoken.engine import step_recorder
 from firsttoken.engine.step_gauges import StepGauges
 from firsttoken.scheduler.step_learner import LEARN_EVERY, LearningStepTime, StepKind
 from firsttoken.scheduler.step_time import FittedStepTime, StepLoad
@@ -158,9 +159,9 @@ def test_totals_are_made_now_and_then_and_whenever_a_request_has_ended(start, mo
 
 def test_the_wait_for_a_processor_is_asked_for_now_and_then(start, monkeypatch):
     engine = start(count_up)
-    monkeypatch.setattr(loop_module, "RUN_QUEUE_NS", 10**15)
-    engine.loop._run_queue_asked_ns = -(10**15)
-    monkeypatch.setattr(loop_module.RunQueueClock, "take", lambda clock: 7)
+    monkeypatch.setattr(step_recorder, "RUN_QUEUE_NS", 10**15)
+    engine.loop._recorder._run_queue_asked_ns = -(10**15)
+    monkeypatch.setattr(step_recorder.RunQueueClock, "take", lambda clock: 7)
     engine.submit(ask(1, [5], max_tokens=4))
     engine.collect([1])
     engine.stop()
@@ -189,6 +190,63 @@ def test_the_ledger_has_a_record_of_every_step(start):
     assert records[0].prefill_tokens == 20
     assert [record.decode_rows for record in records[1:]] == [1, 1, 1, 1]
     assert all(r.planned_ns <= r.submitted_ns <= r.harvested_ns for r in records)
+
+
+def told_steps(engine, ids):
+    """The records that came with the answers of these requests, and how many messages brought some."""
+    records, messages, ended = [], 0, set()
+    while ended < set(ids):
+        message = engine.messages.get(timeout=20)
+        records += message.steps
+        messages += bool(message.steps)
+        ended |= {delta.id for delta in message.deltas if delta.finish_reason}
+    return records, messages
+
+
+def test_whoever_hears_of_an_end_has_heard_of_all_steps_before_it(start, depth, monkeypatch):
+    monkeypatch.setattr(step_recorder, "TELL_NS", 10**15)
+    engine = start(count_up, depth=depth)
+    engine.submit(ask(1, range(40), max_tokens=6), ask(2, range(100, 140), max_tokens=3))
+    records, messages = told_steps(engine, [1, 2])
+    engine.stop()
+    assert messages == 2  # the records are told when a request ends, and here nobody asks for more
+    kept = engine.loop.ledger.snapshot()
+    assert records == kept[: len(records)]
+    assert sum(record.prefill_tokens for record in records) == 80
+    named = [record.prefill_requests for record in records if record.prefill_tokens]
+    assert {number for numbers in named for number in numbers} == {1, 2}
+    assert not any(record.prefill_requests for record in records if not record.prefill_tokens)
+    assert sum(record.prefill_pairs for record in records) == 2 * 40 * 41 // 2
+
+
+def test_steps_are_told_ten_times_a_second_without_an_end(start):
+    engine = start(count_up, step_s=0.004)
+    engine.submit(ask(1, [5], max_tokens=120))
+    records, messages = told_steps(engine, [1])
+    took_s = (records[-1].harvested_ns - records[0].planned_ns) / 1e9
+    assert len(records) == 120
+    assert 2 <= messages <= took_s * 10 + 2
+
+
+def test_a_step_says_who_lost_their_place(start):
+    engine = start(count_up, blocks=12, seqs=12)
+    engine.submit(*(ask(i, range(i * 1000, i * 1000 + 30), max_tokens=60) for i in range(4)))
+    _, _, stats = engine.collect(range(4))
+    assert stats.preemptions > 0
+    assert sum(record.preempted for record in engine.loop.ledger.snapshot()) == stats.preemptions
+
+
+def test_an_engine_that_fails_has_told_of_its_steps_before(start):
+    engine = start(count_up)
+    engine.executor.fail_at = 5
+    engine.submit(ask(1, [5], max_tokens=50))
+    steps, message = [], None
+    while not isinstance(message, Failed):
+        message = engine.messages.get(timeout=5)
+        steps += getattr(message, "steps", [])
+        if not isinstance(message, Failed):
+            assert message.stats.steps <= 5
+    assert [record.decode_rows + record.prefill_tokens for record in steps] == [1] * 5
 
 
 def test_the_model_of_step_times_learns_from_what_is_run(start, monkeypatch):

@@ -257,6 +257,27 @@ def test_a_captured_mixed_step_is_the_same_step():
     assert histories[0] == histories[1]
 
 
+def test_a_result_names_the_shape_that_it_was_padded_to():
+    driver = Driver(make_executor(make_weights("LlamaForCausalLM")))
+    row, start = driver.start(0, prompt(7, 0))
+    alone = driver.submit([RowWork(0, 0, 7, True)], [start]).result()
+    late, start = driver.start(1, prompt(40, 9))
+    row.tokens.append(alone.samples[0].token)
+    mixed = driver.submit([RowWork(0, 7, 1, True), RowWork(1, 0, 20, False)], [start]).result()
+    decoding = driver.submit([RowWork(0, 8, 1, True)]).result()
+    table = driver.executor.table
+    for result, shape in (
+        (alone, table.shape(0, [7], 1)),
+        (mixed, table.shape(1, [20], 0)),
+        (decoding, table.shape(1, [], 0)),
+    ):
+        assert result.shape_tokens == shape.tokens
+        decodes, chunks = shape.decode_rows, shape.tokens - shape.decode_rows
+        assert result.graph == (f"d{decodes}" if decodes else "") + (f"p{chunks}" if chunks else "")
+    assert decoding.graph == "d1"
+    assert len(late.blocks) == 3
+
+
 def test_idle_moments_capture_the_smallest_shapes_first_and_end(monkeypatch):
     executor = make_executor(make_weights("LlamaForCausalLM"))
     loaded = []

@@ -14,7 +14,7 @@ import firsttoken
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import EngineDead, EngineDraining, InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
-from firsttoken.engine.stub import StubConfig, StubEngine, StubProcess
+from firsttoken.engine.stub import Fault, StubConfig, StubEngine, StubProcess
 from firsttoken.frontend.async_llm import AsyncLLM
 from tests.support.byte_tokenizer import BOS, EOS, VOCAB_SIZE
 from tests.support.stub_llm import PROMPT, read, says, settle, text_of
@@ -50,6 +50,23 @@ async def test_generate_gives_cumulative_outputs(serve):
     assert (first[ord("h")].decoded_token, first[ord("h")].rank, first[ord("i")].logprob) == ("h", 1, -1.5)
     assert last.metrics["unaccounted_ms"] == 0
     assert got[0].outputs[0].token_ids != answer.token_ids, "an earlier output may not change later"
+
+
+async def test_who_has_an_answer_can_look_at_its_steps(serve):
+    llm = await serve(says("hello"), step_s=0.002)
+    await outputs(llm.generate("abc", SamplingParams(max_tokens=50)))
+    steps = llm.steps.last(10)
+    assert [step.prefill_tokens for step in steps] == [3, 0, 0, 0, 0, 0]
+    assert [step.decode_rows for step in steps] == [0, 1, 1, 1, 1, 1]
+    assert llm.steps.between(steps[2].planned_ns, steps[2].harvested_ns - 1) == [steps[2]]
+
+
+async def test_steps_before_a_death_are_known_after_it(serve):
+    llm = await serve(says([*b"hello", Fault("the device is gone", fatal=True)]), step_s=0.002)
+    with pytest.raises(EngineDead, match="the device is gone"):
+        await outputs(llm.generate("abc", SamplingParams(max_tokens=50)))
+    assert len(llm.steps.last(10)) == 6
+    assert llm.stats.steps == 6
 
 
 async def test_generate_keeps_all_n_answers_in_every_output(serve):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firsttoken.observability.ledger import GCClock, RunQueueClock, StepLedger, StepRecord, summary
+from firsttoken.core.step_record import StepRecord
+from firsttoken.observability.ledger import GCClock, RunQueueClock, StepLedger, summary
 from firsttoken.observability.percentiles import percentiles
 
 MS = 1_000_000

@@ -89,7 +89,8 @@ class StepResult(msgspec.Struct, frozen=True):
 
     ``forward_ns`` and ``sample_ns`` are device (or compute-thread) time of the two segments; ``captured`` is True when
     the forward segment was one launch of a graph. Not ``typical`` is a step that took longer than the next one of its
-    shape will, because something was done for the first time.
+    shape will, because something was done for the first time. A device that pads names the shape (``graph``) and how
+    many token rows it has (``shape_tokens``).
     """
 
     step_id: int
@@ -100,6 +101,8 @@ class StepResult(msgspec.Struct, frozen=True):
     sample_ns: int = 0
     captured: bool = False
     typical: bool = True
+    graph: str = ""
+    shape_tokens: int = 0
 
 
 PLAN_ENCODER = msgspec.msgpack.Encoder()

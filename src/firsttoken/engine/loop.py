@@ -22,9 +22,10 @@ from firsttoken.engine.foresight import Foresight
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.engine.kv_gauges import KVGauges
 from firsttoken.engine.step_gauges import StepGauges
+from firsttoken.engine.step_recorder import StepRecorder
 from firsttoken.executor.interface import Executor, StepHandle
 from firsttoken.kvcache import KVCache
-from firsttoken.observability.ledger import GCClock, RunQueueClock, StepLedger, StepRecord
+from firsttoken.observability.ledger import StepLedger
 from firsttoken.scheduler.admission import Admission, Refusal
 from firsttoken.scheduler.backlog import StepWork
 from firsttoken.scheduler.scheduler import Scheduler
@@ -51,9 +52,8 @@ HEARTBEAT_S = 0.5
 # How often an idle engine looks whether copies of KV to lower tiers have arrived.
 COPY_POLL_S = 0.001
 # Totals and gauges that go with a step's tokens may be so old, unless a request has ended: with fast steps, to make
-# them costs as much as to send the tokens. So does asking the system for the loop's wait for a processor.
+# them costs as much as to send the tokens.
 STATS_NS = 10_000_000
-RUN_QUEUE_NS = 5_000_000
 # Of slow steps that only decode, one in `LEARN_EVERY` is too few: where others take the processor for a while, they
 # would be predicted by the time before, and chunks beside them, which are all learned from, by the time since.
 LEARN_NS = 100_000_000
@@ -72,6 +72,7 @@ class _InFlight:
     planned_ns: int
     submitted_ns: int
     work: StepWork
+    preempted: int  # requests that lost their place when it was planned
 
 
 class EngineLoop:
@@ -115,7 +116,8 @@ class EngineLoop:
         self._last_step_ns = 0
         self._learned_ns = 0  # from a step that only decodes
         self._told_ns = 0
-        self._run_queue_asked_ns = 0
+        self._preemptions = 0  # as of the last plan
+        self._ended = False  # a request has, and it was not told yet
         self._stopping = False
         self._stalled = False  # no step is in flight, and the last plan had none
         self._last_ended_ns = 0  # of the last result, on the device
@@ -125,17 +127,20 @@ class EngineLoop:
         self._read_peak_memory = peak_memory
         self._peak_memory = 0
         self._host = host or HostClock()
-        self.ledger = StepLedger()
-        self._gc = GCClock()
-        self._gc.start()
-        self._run_queue = RunQueueClock()
-        self._told_stats: EngineStats | None = None
+        self._recorder = StepRecorder()
+        self._told_stats = EngineStats()
+        self._stats_due = True
+
+    @property
+    def ledger(self) -> StepLedger:
+        """The records of the last steps."""
+        return self._recorder.ledger
 
     def run(self) -> None:
         """Turn until told to stop or until the front end is gone. Raises what a step raised."""
         try:
             self._host.resume()
-            self._run_queue.start()
+            self._recorder.start()
             while not self._stopping:
                 self.turn()
             self._flush_tiers()
@@ -152,8 +157,7 @@ class EngineLoop:
             finally:
                 if self._tiers is not None:
                     self._tiers.close()
-                self._gc.stop()
-                self._run_queue.stop()
+                self._recorder.stop()
                 self._channel.close()
 
     def _flush_tiers(self) -> None:
@@ -260,9 +264,13 @@ class EngineLoop:
                 return True
             handle = self._executor.submit(planned.plan)
             submitted_ns = now_ns()
-            work = self._backlog.planned(planned, self._scheduler.counters.preemptions)
+            preemptions, before = self._scheduler.counters.preemptions, self._preemptions
+            self._preemptions = preemptions
+            work = self._backlog.planned(planned, preemptions)
             load, foreseen_ns = self._foresight.of(planned.plan)
-            self._flying.append(_InFlight(planned, handle, load, foreseen_ns, planned_ns, submitted_ns, work))
+            self._flying.append(
+                _InFlight(planned, handle, load, foreseen_ns, planned_ns, submitted_ns, work, preemptions - before)
+            )
             if len(self._flying) < self._depth:
                 self._foresee()
                 self._was_early = True
@@ -294,31 +302,7 @@ class EngineLoop:
             if not load.prefill_tokens:
                 self._learned_ns = harvested
             self._step_time.learn(load, (result.ended_ns - result.started_ns) / NS_PER_MS)
-        self.ledger.append(
-            StepRecord(
-                step_id=result.step_id,
-                planned_ns=step.planned_ns,
-                submitted_ns=step.submitted_ns,
-                started_ns=result.started_ns,
-                ended_ns=result.ended_ns,
-                harvested_ns=harvested,
-                decode_rows=load.decode_rows,
-                prefill_tokens=load.prefill_tokens,
-                context_tokens=load.decode_context + (_chunk_context(step) if load.prefill_tokens else 0),
-                gc_ns=self._gc.take(),
-                run_queue_ns=self._take_run_queue(harvested),
-                forward_ns=result.forward_ns,
-                sample_ns=result.sample_ns,
-                captured=result.captured,
-            )
-        )
-
-    def _take_run_queue(self, now: int) -> int:
-        """What the thread waited for a processor since the last time that it was asked; 0 when that was just now."""
-        if now - self._run_queue_asked_ns < RUN_QUEUE_NS:
-            return 0
-        self._run_queue_asked_ns = now
-        return self._run_queue.take()
+        self._recorder.add(step.planned, load, result, step.planned_ns, step.submitted_ns, harvested, step.preempted)
 
     def _record(self, update: Update) -> None:
         request = update.request
@@ -337,13 +321,14 @@ class EngineLoop:
     def _tell_end(self, delta: RequestDelta) -> None:
         """With totals in which the request has ended."""
         self._deltas.append(delta)
-        self._told_stats = None
+        self._stats_due = self._ended = True
 
     # ------------------------------------------------------------------ telling
 
     def _emit(self) -> None:
         now = now_ns()
-        if not self._deltas:
+        tell_steps = self._ended or self._recorder.due(now)
+        if not self._deltas and not tell_steps:
             if now - self._told_ns < HEARTBEAT_S * 1e9:
                 return
             if not self._has_work:  # nobody waits for what it costs to ask
@@ -351,9 +336,12 @@ class EngineLoop:
         deltas, self._deltas = self._deltas, []
         self._told_ns = now
         stats = self._told_stats
-        if stats is None or now - stats.heartbeat_ns > STATS_NS:
+        if self._stats_due or now - stats.heartbeat_ns > STATS_NS:
             stats = self._told_stats = self._stats(now)
-        self._channel.send(StepOutputs(deltas, stats, self._kv_gauges.read(now)))
+            self._stats_due = False
+        steps = self._recorder.take(now) if tell_steps else []
+        self._ended = False
+        self._channel.send(StepOutputs(deltas, stats, self._kv_gauges.read(now), steps))
 
     def _stats(self, now: int) -> EngineStats:
         kv, scheduler, counters = self._kv.stats(), self._scheduler, self._scheduler.counters
@@ -383,6 +371,9 @@ class EngineLoop:
 
     def _tell_failure(self, error: Exception) -> None:
         try:
+            steps = self._recorder.take(now_ns())
+            if steps:
+                self._channel.send(StepOutputs([], self._told_stats, None, steps))
             self._channel.send(Failed(f"{type(error).__name__}: {error}"))
         except ChannelClosed:
             log.info("the front end is gone and hears no more of it")
@@ -393,11 +384,6 @@ class EngineLoop:
         if self._was_busy and not busy:
             self._kv.check_unused()
         self._was_busy = busy
-
-
-def _chunk_context(step: _InFlight) -> int:
-    """The sum of the lengths of rows with chunks, which come last."""
-    return sum([row.start + row.count for row in step.planned.plan.work[step.load.decode_rows :]])
 
 
 def _turned_away(request_id: int, refusal: Refusal) -> Refused:

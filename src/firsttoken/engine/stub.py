@@ -29,6 +29,7 @@ from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import DeadlineExceeded
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request, Status
+from firsttoken.core.step_record import MAX_NAMED_PROMPTS, StepRecord
 from firsttoken.core.timeline import Mark
 from firsttoken.transport.channel import ChannelClosed, ClientEnd, EngineEnd
 from firsttoken.transport.inprocess import in_process_channel
@@ -190,6 +191,7 @@ class StubLoop:
         self._told_ns = 0
         self._totals = dict.fromkeys(_TOTALS, 0)
         self._last_step_ns = 0
+        self._records: list[StepRecord] = []
         self.killed_by: Fault | None = None
 
     def run(self) -> None:
@@ -303,12 +305,32 @@ class StubLoop:
             self._totals["cached_prompt_tokens"] += stream.request.num_cached
 
     def _step(self) -> None:
+        began = now_ns()
         if self._config.step_s:
             time.sleep(self._config.step_s)
         self._totals["steps"] += 1
         self._last_step_ns = now_ns()
+        self._records.append(self._step_record(began, self._last_step_ns))
         for stream in list(self._running.values()):
             self._advance(stream)
+
+    def _step_record(self, began: int, ended: int) -> StepRecord:
+        """As if all of the prompts that are new had been computed, and a row of each other request."""
+        requests = [stream.request for stream in self._running.values()]
+        fresh = [request for request in requests if not request.num_output]
+        return StepRecord(
+            step_id=self._totals["steps"],
+            planned_ns=began,
+            submitted_ns=began,
+            started_ns=began,
+            ended_ns=ended,
+            harvested_ns=ended,
+            decode_rows=len(requests) - len(fresh),
+            prefill_tokens=sum(request.num_prompt - request.num_cached for request in fresh),
+            context_tokens=sum(request.num_tokens for request in requests),
+            forward_ns=ended - began,
+            prefill_requests=tuple([request.request_id for request in fresh[:MAX_NAMED_PROMPTS]]),
+        )
 
     def _advance(self, stream: _Stream) -> None:
         request = stream.request
@@ -376,7 +398,11 @@ class StubLoop:
         if not self._deltas and now - self._told_ns < self._config.heartbeat_s * 1e9:
             return
         self._told_ns = now
-        stats = EngineStats(
+        deltas, self._deltas = self._deltas, []
+        self._end.send(StepOutputs(deltas, self._stats(now), steps=self._take_records()))
+
+    def _stats(self, now: int) -> EngineStats:
+        return EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
             kv_total=self._config.kv_blocks,
@@ -387,13 +413,17 @@ class StubLoop:
             step_time_errors={},
             **self._totals,
         )
-        deltas, self._deltas = self._deltas, []
-        self._end.send(StepOutputs(deltas, stats))
 
     def _die(self, fault: Fault) -> None:
         self._stopping = True
         if not fault.silent:
+            self._end.send(StepOutputs([], self._stats(now_ns()), steps=self._take_records()))
             self._end.send(Failed(fault.message))
+
+    def _take_records(self) -> list[StepRecord]:
+        """Of the steps that were not told yet."""
+        records, self._records = self._records, []
+        return records
 
 
 def _kept(request: Request) -> bool | None:

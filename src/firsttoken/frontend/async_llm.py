@@ -31,6 +31,7 @@ from firsttoken.frontend.texts import text_pool
 from firsttoken.observability.health import Health, Progress
 from firsttoken.observability.metrics import FrontendMetrics
 from firsttoken.observability.prompt_cache import PromptCacheCollector
+from firsttoken.observability.step_history import StepHistory
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.pool import RenderedPrompt, TextPool
 from firsttoken.text.prompt_templates import PromptTemplate
@@ -76,6 +77,7 @@ class AsyncLLM:
             )
         self.created = int(time.time())
         self.metrics = metrics if metrics is not None else FrontendMetrics()
+        self.steps = StepHistory()  # the engine's, of the last minutes
         self._text = ModelText(model_name or "", tokenizer, chat_template, generation_config or GenerationConfig())
         self._seed = seed
         self._text_workers = text_workers
@@ -193,7 +195,7 @@ class AsyncLLM:
 
     async def _connect(self, link: EngineLink) -> EngineInfo:
         link.on_stats, link.on_dead, link.on_idle = self._on_stats, self._on_dead, self._idle.set
-        link.on_kv = self.metrics.update_kv
+        link.on_kv, link.on_steps = self.metrics.update_kv, self.steps.add
         self._idle.set()
         link.listen()
         self._watch = asyncio.create_task(self._watch_engine(link))

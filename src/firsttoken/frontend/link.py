@@ -13,6 +13,7 @@ from typing import Protocol
 from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead, FirstTokenError
 from firsttoken.core.request import EngineRequest
+from firsttoken.core.step_record import StepRecord
 from firsttoken.transport.channel import ChannelClosed, EngineHandle
 from firsttoken.transport.kv_report import KVReport
 from firsttoken.transport.messages import (
@@ -63,6 +64,7 @@ class EngineLink:
         self.on_idle: Callable[[], None] = _nothing  # no request is left
         self.on_stats: Callable[[EngineStats], None] = _ignore
         self.on_kv: Callable[[KVReport], None] = _ignore
+        self.on_steps: Callable[[list[StepRecord]], None] = _ignore
         self.on_dead: Callable[[], None] = _nothing
         self._sinks: dict[int, Sink] = {}
         self._fresh: set[int] = set()  # live requests that have got nothing yet
@@ -190,6 +192,8 @@ class EngineLink:
         if step.kv is not None:
             self.kv = step.kv
             self.on_kv(step.kv)
+        if step.steps:  # before the deltas: what ended is accounted for by them
+            self.on_steps(step.steps)
         ns = now_ns()
         deltas = step.deltas
         firsts = [delta for delta in deltas if delta.id in self._fresh] if self._fresh else []

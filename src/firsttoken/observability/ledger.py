@@ -10,37 +10,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-import msgspec
-
 from firsttoken.core.clock import NS_PER_MS, now_ns
+from firsttoken.core.step_record import StepRecord
 from firsttoken.observability.percentiles import percentiles
-
-
-class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One step. Times are ns of the one clock (`core.clock`), in the order in which they happen: planning began, the
-    plan was handed to the executor, compute began, compute ended, the loop read the result.
-
-    ``decode_rows`` rows decoded one token each, ``prefill_tokens`` prompt tokens were computed, ``context_tokens``
-    is the sum of the rows' lengths (what attention reads). Since the record before, the garbage collector took
-    ``gc_ns`` and the loop's thread, ready to run, waited ``run_queue_ns`` for a processor (0 where the kernel does not
-    tell). ``forward_ns`` and ``sample_ns`` are the two segments of compute; ``captured`` says that the first was one
-    launch of a graph, not one a kernel.
-    """
-
-    step_id: int
-    planned_ns: int
-    submitted_ns: int
-    started_ns: int
-    ended_ns: int
-    harvested_ns: int
-    decode_rows: int = 0
-    prefill_tokens: int = 0
-    context_tokens: int = 0
-    gc_ns: int = 0
-    run_queue_ns: int = 0
-    forward_ns: int = 0
-    sample_ns: int = 0
-    captured: bool = False
 
 
 class StepLedger:

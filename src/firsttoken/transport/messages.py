@@ -9,6 +9,7 @@ import msgspec
 from firsttoken.core.cache_miss import Miss
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest
+from firsttoken.core.step_record import StepRecord
 from firsttoken.transport.kv_report import KVReport
 
 # ---------------------------------------------------------------- to the engine
@@ -144,11 +145,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     """Everything one turn of the loop has to say: one message, whatever the number of requests. ``kv`` is there when it
-    has changed, a few times a second."""
+    has changed, a few times a second. ``steps`` are the records since the last that were told, the oldest first: all of
+    them when a request has ended, else ten times a second, and before `Failed`."""
 
     deltas: list[RequestDelta]
     stats: EngineStats
     kv: KVReport | None = None
+    steps: list[StepRecord] = []
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

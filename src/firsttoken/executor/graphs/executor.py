@@ -146,7 +146,7 @@ class GraphExecutor:
         finally:
             place.end.record()
         wanted = self._sampler.num_logprobs(sampled)
-        flying = StepInFlight(place, lambda: self._read(plan.step_id, index, sampled, wanted, captured))
+        flying = StepInFlight(place, lambda: self._read(plan.step_id, index, shape, sampled, wanted, captured))
         self._flying[index] = flying
         return flying
 
@@ -428,7 +428,13 @@ class GraphExecutor:
         return self._inputs.view(shape, self._rows.tokens, self._rows.block_tables, pdl=pdl)
 
     def _read(
-        self, step_id: int, index: int, sampled: list[int], wanted: list[int | None], captured: bool
+        self,
+        step_id: int,
+        index: int,
+        shape: StepShape,
+        sampled: list[int],
+        wanted: list[int | None],
+        captured: bool,
     ) -> StepResult:
         self._places[index].end.synchronize()
         ended = now_ns()
@@ -441,4 +447,6 @@ class GraphExecutor:
             forward_ns=device_ns,
             captured=captured,
             typical=captured,
+            graph=shape.key,
+            shape_tokens=shape.tokens,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from firsttoken.core.step_sizes import graph_sizes
 
@@ -30,6 +31,12 @@ class StepShape:
     @property
     def decode_only(self) -> bool:
         return self.tiles == 0
+
+    @cached_property
+    def key(self) -> str:
+        """Its name in the records of steps: decode rows and tokens of chunks."""
+        chunks = self.tokens - self.decode_rows
+        return (f"d{self.decode_rows}" if self.decode_rows else "") + (f"p{chunks}" if chunks else "")
 
 
 class ShapeTable:
