@@ -31,4 +31,4 @@ def test_stamps_are_taken_once(first, last):
     assert times.timeline.stamps()[:-1] == [*OWN, *FIRST, *LAST, (Mark.DELIVERED, 100)]
     account = times.timings()
     assert account["unaccounted_ms"] == 0
-    assert (times.cached_tokens, times.preemptions, times.token_times) == (3, 1, [70, 100])
+    assert (times.cached_tokens, times.preemptions, list(times.token_times)) == (3, 1, [70, 100])

@@ -28,6 +28,7 @@ class Mark(IntEnum):
     DETOKENIZED = 11  # last text known; writing begins
     WRITTEN = 12  # last byte handed to the socket
     RESTORING = 13  # admitted, and its KV comes from a lower tier; SCHEDULED follows
+    FAILED = 14  # an error or the caller's leaving ends it; telling the caller begins
 
 
 class Timeline:

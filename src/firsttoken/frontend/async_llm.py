@@ -22,6 +22,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import DEFAULT_TERMS, Terms, class_named, deadline_after
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
+from firsttoken.frontend.ended import Door, ended_request
 from firsttoken.frontend.generation import Generation
 from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.loading import ModelText, load_text
@@ -31,6 +32,7 @@ from firsttoken.frontend.texts import text_pool
 from firsttoken.observability.health import Health, Progress
 from firsttoken.observability.metrics import FrontendMetrics
 from firsttoken.observability.prompt_cache import PromptCacheCollector
+from firsttoken.observability.recent import RecentRequests
 from firsttoken.observability.step_history import StepHistory
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.pool import RenderedPrompt, TextPool
@@ -78,6 +80,7 @@ class AsyncLLM:
         self.created = int(time.time())
         self.metrics = metrics if metrics is not None else FrontendMetrics()
         self.steps = StepHistory()  # the engine's, of the last minutes
+        self.recent = RecentRequests()
         self._text = ModelText(model_name or "", tokenizer, chat_template, generation_config or GenerationConfig())
         self._seed = seed
         self._text_workers = text_workers
@@ -397,6 +400,8 @@ class AsyncLLM:
         finally:
             generation.cancel()
             self._forget_name(generation)
+            door = Door(id=generation.id, model=self.model_name, outcome=generation.outcome)
+            self.recent.add(ended_request(door, [generation], timeline))
 
     def _forget_name(self, generation: Generation) -> None:
         same = self._named[generation.id]

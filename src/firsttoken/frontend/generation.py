@@ -64,6 +64,8 @@ class Generation:
     detokenising. Tokens that pile up behind a slow consumer are merged into few deltas; their number is bounded by
     ``max_tokens``.
 
+    The account of time is that of the answer that ended last: the caller waits for that one.
+
     The iteration raises `InvalidRequest` when the engine refused the request, `Overloaded` when it cannot be served in
     time, `DeadlineExceeded` when it did not start in time, `GenerationFailed` when it failed in the engine, and
     `EngineDead` when the engine stopped; what arrived before is given first.
@@ -83,7 +85,9 @@ class Generation:
         self.id = request_id if request_id is not None else f"req-{secrets.token_hex(12)}"
         self.prompt_tokens = len(requests[0].prompt) // 4
         self.completion_tokens = 0
-        self.timeline = timeline
+        self.engine_ids = tuple(request.id for request in requests)
+        self.finish_reason: str | None = None  # of the answer that ended last
+        self.outcome: Outcome = "aborted"  # as the books have it; of several answers, of the last that was booked
         self.params = params
         self._link = link
         self.service = ServiceClass(requests[0].service)
@@ -100,7 +104,10 @@ class Generation:
         self._unfinished = len(requests)
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._times = RequestTimes(timeline)
+        self._began_ns = timeline.times[0]
+        copies = [Timeline(timeline.stamps()) for _ in requests[1:]]  # each answer has its own way from here on
+        self._times = [RequestTimes(one) for one in (timeline, *copies)]
+        self._final = 0  # the answer that ended last so far
         self._last_ns = [0] * len(requests)  # when each answer's latest tokens arrived
         self._ended = False
         self._unbooked = set(range(len(requests)))  # answers whose outcome is not counted yet
@@ -131,7 +138,24 @@ class Generation:
     def cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache; known once the first delta came."""
         self._settle()
-        return self._times.cached_tokens
+        return self._times[0].cached_tokens
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of the answer that ended last so far."""
+        return self._times[self._final].timeline
+
+    @property
+    def times(self) -> RequestTimes:
+        """What is known of its time."""
+        self._settle()
+        return self._times[self._final]
+
+    @property
+    def ttft_ns(self) -> int | None:
+        """From the request's beginning to the first token of any answer, in the engine; None before it."""
+        firsts = [one.timeline.first(Mark.FIRST_TOKEN) for one in self._times]
+        return min([ns - self._began_ns for ns in firsts if ns is not None], default=None)
 
     @property
     def finished(self) -> bool:
@@ -147,16 +171,17 @@ class Generation:
             return
         live, self._live = self._live, {}
         self._link.abort(list(live))
-        now = self.timeline.stamp(Mark.FINISHED) if 0 in live.values() else self._last_ns[0]
+        self._final = min(live.values())
+        self.finish_reason = "abort"
+        now = self.timeline.stamp(Mark.FINISHED)
         for engine_id, index in live.items():
             self._pending.append((index, RequestDelta(engine_id, [], finish_reason="abort"), now))
         self._observe_end(now)
         self._wake()
 
     def timings(self) -> dict[str, Any]:
-        """The account of time of answer 0 so far; see `observability.account.timings`."""
-        self._settle()
-        return self._times.timings()
+        """The account of time so far; see `observability.account.timings`."""
+        return self.times.timings()
 
     # ------------------------------------------------ from the engine (a `Sink`)
 
@@ -200,12 +225,13 @@ class Generation:
         if self._error is None:
             self._settle()
             self._error = error
-            live, self._live = list(self._live), {}
+            live, self._live = self._live, {}
+            self._final = min(live.values(), default=self._final)
             if isinstance(error, DeadlineExceeded):
                 self._book(self._unbooked, "expired")
                 self._ended = True  # it says nothing about how long answers take
             self._book(self._unbooked, "failed")
-            self._link.abort(live)
+            self._link.abort(list(live))
             self._observe_end(self.timeline.stamp(Mark.FINISHED))
         self._wake()
 
@@ -249,8 +275,7 @@ class Generation:
                 self._note_arrival(*item)
 
     def _note_arrival(self, index: int, delta: RequestDelta, ns: int) -> None:
-        if index == 0:
-            self._times.note(delta, ns)
+        self._times[index].note(delta, ns)
         count = len(delta.tokens)
         if not count:
             return
@@ -259,7 +284,7 @@ class Generation:
         if before:
             self._metrics.token_gap((ns - before) / NS_PER_S)
         elif not self._started(index):
-            self._metrics.first_token((ns - self.timeline.times[0]) / NS_PER_S)
+            self._metrics.first_token((ns - self._began_ns) / NS_PER_S)
         for _ in range(count - 1):
             self._metrics.token_gap(0.0)  # they came together
 
@@ -278,8 +303,8 @@ class Generation:
                     del self._live[engine_id]
                     self._link.abort([engine_id])
                     break
-        if index == 0:
-            self._times.finish(ns)
+        self._times[index].finish(ns)
+        self._final, self.finish_reason = index, self._answers[index].finish_reason
         if self._unfinished == 0:
             self._observe_end(ns)
 
@@ -288,12 +313,13 @@ class Generation:
         fresh = self._unbooked & indexes
         if fresh:
             self._unbooked -= fresh
+            self.outcome = outcome
             self._metrics.ended(outcome, len(fresh))
 
     def _observe_end(self, ns: int) -> None:
         if not self._ended:
             self._ended = True
-            self._metrics.request_done((ns - self.timeline.times[0]) / NS_PER_S)
+            self._metrics.request_done((ns - self._began_ns) / NS_PER_S)
 
 
 def _merged(items: list[tuple[int, RequestDelta, int]]) -> tuple[list[int], Any]:

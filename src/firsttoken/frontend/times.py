@@ -1,7 +1,8 @@
-"""What one request's first answer tells about time: its timeline joined with the engine's part, and its counts."""
+"""What one answer tells about time: its timeline joined with the engine's part, and its counts."""
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from firsttoken.core.timeline import Mark, Timeline
@@ -10,7 +11,7 @@ from firsttoken.transport.messages import RequestDelta
 
 
 class RequestTimes:
-    """Collects from the deltas of answer 0. Times are ns of the one clock (`core.clock`)."""
+    """Collects from the deltas of one answer. Times are ns of the one clock (`core.clock`)."""
 
     __slots__ = ("_engine", "_found", "_sent", "cached_tokens", "preemptions", "timeline", "token_times")
 
@@ -18,7 +19,7 @@ class RequestTimes:
         self.timeline = timeline
         self.cached_tokens = 0
         self.preemptions = 0
-        self.token_times: list[int] = []  # when each token arrived
+        self.token_times = array("q")  # when each token arrived
         self._sent = timeline.stamps()
         self._engine: list[tuple[int, int]] = []
         self._found: RequestDelta | None = None  # the first, then the last: they tell of tiers
@@ -36,7 +37,8 @@ class RequestTimes:
         self.preemptions = max(self.preemptions, delta.preemptions)
         if delta.finish_reason is not None or self._found is None:
             self._found = delta
-        self.token_times += [ns] * len(delta.tokens)
+        for _ in delta.tokens:
+            self.token_times.append(ns)
 
     def finish(self, ns: int) -> None:
         """The last tokens arrived at ``ns``, and their text is known now."""

@@ -46,11 +46,12 @@ _OWNER = {
     Mark.FINISHED: _FROM_ENGINE,
     Mark.DELIVERED: "detokenize_ms",
     Mark.DETOKENIZED: "write_ms",
+    Mark.FAILED: "write_ms",
     Mark.WRITTEN: _UNACCOUNTED,  # nothing is expected after it
 }
 
 # A request may end (FINISHED) out of any state inside the engine: it can be aborted there. And its first token may
-# still be in flight when it is preempted.
+# still be in flight when it is preempted. An error may end any state, and the caller may leave in any.
 _FOLLOWS = {
     Mark.RECEIVED: {Mark.PARSED},
     Mark.PARSED: {Mark.TEMPLATED},
@@ -64,6 +65,7 @@ _FOLLOWS = {
     Mark.FINISHED: {Mark.DELIVERED},
     Mark.DELIVERED: {Mark.DETOKENIZED},
     Mark.DETOKENIZED: {Mark.WRITTEN},
+    Mark.FAILED: {Mark.WRITTEN},
     Mark.WRITTEN: set[Mark](),
 }
 
@@ -122,7 +124,7 @@ def _walk(timeline: Timeline, end_ns: int | None) -> tuple[dict[str, int], int]:
     marks = [Mark(mark) for mark in timeline.marks]
     first = last = timeline.times[0]
     for before, after, ns in zip(marks, marks[1:], timeline.times[1:], strict=False):
-        known = after == before or after in _FOLLOWS[before]
+        known = after == before or after == Mark.FAILED or after in _FOLLOWS[before]
         # Clocks of two processes agree, but a list built by hand may not: time never runs backwards here.
         now = max(ns, last)
         owner = _OWNER[before] if known else _UNACCOUNTED

@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
-from firsttoken.core.timeline import Mark
 
 if TYPE_CHECKING:
     from firsttoken.server.call import App, Call, Receive, Scope, Send
@@ -28,11 +27,10 @@ def log_call(call: Call) -> None:
         fields["prompt_tokens"] = sum(one.prompt_tokens for one in call.generations)
         fields["output_tokens"] = sum(one.completion_tokens for one in call.generations)
         fields["cached_tokens"] = sum(one.cached_tokens for one in call.generations)
-    began = call.timeline.times[0]
-    first = call.timeline.first(Mark.FIRST_TOKEN)
-    if first is not None:
-        fields["ttft_ms"] = _ms(first - began)
-    fields["total_ms"] = _ms(now_ns() - began)
+        firsts = [one.ttft_ns for one in call.generations if one.ttft_ns is not None]
+        if firsts:
+            fields["ttft_ms"] = _ms(min(firsts))
+    fields["total_ms"] = _ms(now_ns() - call.timeline.times[0])
     _log(level, call.scope, status, call.request_id, fields)
 
 

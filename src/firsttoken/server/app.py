@@ -19,6 +19,8 @@ from firsttoken.server.completions import CompletionRoute
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.errors import ApiError, as_api_error
 from firsttoken.server.meta import meta_routes
+from firsttoken.server.recorder import Recorder
+from firsttoken.server.requests import request_routes
 from firsttoken.server.state import AppState
 from firsttoken.server.tokenization import DetokenizeRoute, TokenizeRoute
 
@@ -36,7 +38,7 @@ class FirstTokenApp:
     """The application of one model. `live` knows the calls in progress, so that a stopping server can end them."""
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
-        state = AppState(llm, config)
+        state = AppState(llm, config, Live(Recorder(llm).keep))
         self.live: Live = state.live
         self._app: App = _Router(state)
         if config.api_keys:
@@ -61,7 +63,7 @@ class _Router:
             "/detokenize": DetokenizeRoute(state),
         }
         self._rest = Starlette(
-            routes=list(meta_routes(state)),
+            routes=[*meta_routes(state), *request_routes(state)],
             exception_handlers={
                 HTTPException: _http_error,
                 ApiError: _api_error,

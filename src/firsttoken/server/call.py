@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.service import KeyRule
 from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.frontend.ended import last_of
 from firsttoken.server.access import log_call
 from firsttoken.server.errors import ApiError, Headers, as_api_error, stopping
 
@@ -59,7 +60,7 @@ class Caller:
     salt: str = ""
 
 
-_ANYBODY = Caller("", KeyRule())
+ANYBODY = Caller("", KeyRule())
 
 
 class ClientGone(Exception):
@@ -76,8 +77,10 @@ class Call:
         "_watcher",
         "complete",
         "ended",
+        "error",
         "generations",
         "request_id",
+        "response_id",
         "scope",
         "started",
         "status",
@@ -89,8 +92,10 @@ class Call:
         self.timeline.stamp(Mark.RECEIVED, scope.get(RECEIVED_NS))
         self.scope = scope
         self.request_id = request_id(scope)
+        self.response_id = ""  # the ``id`` in its answer
         self.started = False
         self.status = 0  # of the answer; an error that ends a stream replaces its 200
+        self.error = ""  # the code of the error that it was answered with
         self.generations: list[Generation] = []  # what the engine was asked for
         self.complete = False
         self.ended: str | None = None  # why the call was cancelled: "gone" or "stopping"
@@ -102,9 +107,20 @@ class Call:
     @property
     def caller(self) -> Caller:
         """Whose key came with the request."""
-        found = self.scope.get(CALLER, _ANYBODY)
+        found = self.scope.get(CALLER, ANYBODY)
         assert isinstance(found, Caller)
         return found
+
+    @property
+    def last(self) -> Generation | None:
+        """Of the prompts of the request the one whose answers ended last."""
+        return last_of(self.generations)
+
+    @property
+    def last_timeline(self) -> Timeline:
+        """Its timeline, which begins with the call's."""
+        last = self.last
+        return self.timeline if last is None else last.timeline
 
     # ------------------------------------------------------------------- reading
 
@@ -189,6 +205,8 @@ class Call:
         """Plain JSON when nothing was sent yet; else one error event, and the stream ends."""
         if self.complete:
             return
+        self.last_timeline.stamp(Mark.FAILED)
+        self.error = error.code or ""
         if self.started:
             self.status = error.status
             await self.write(b"data: " + error.body() + b"\n\n", last=True)
@@ -202,10 +220,11 @@ class Call:
 
 
 class Live:
-    """The calls in progress on hot routes."""
+    """The calls in progress on hot routes. ``keep`` is given each call that is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[Call], None]) -> None:
         self._calls: set[Call] = set()
+        self._keep = keep
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -227,6 +246,8 @@ class Live:
         finally:
             self._calls.discard(call)
             call.close()
+            call.last_timeline.stamp(Mark.WRITTEN)
+            self._keep(call)
             log_call(call)
 
 
@@ -235,6 +256,7 @@ async def _guarded(handler: Handler, call: Call) -> None:
         await handler(call)
     except ClientGone:
         call.ended = "gone"
+        call.timeline.stamp(Mark.FAILED)
     except Exception as error:
         await call.fail(as_api_error(error))
 
@@ -246,6 +268,8 @@ async def _ended(call: Call) -> None:
     task.uncancel()
     if call.ended == "stopping":
         await call.fail(stopping())
+    else:
+        call.last_timeline.stamp(Mark.FAILED)
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

@@ -80,7 +80,6 @@ class ChatRoute:
                 await self._whole(call, job)
         finally:
             job.generation.cancel()  # does nothing after the end
-        call.timeline.stamp(Mark.WRITTEN)
 
     # ------------------------------------------------------------------- the way in
 
@@ -106,6 +105,7 @@ class ChatRoute:
         except InvalidRequest as error:
             raise named(error, "messages") from None
         call.generations.append(generation)
+        call.response_id = unique_id("chatcmpl")
         return ChatJob(request, generation, params, rendered.ids, tier)
 
     def _decode(self, body: bytes) -> tuple[ChatRequest, list[dict[str, Any]]]:
@@ -118,7 +118,7 @@ class ChatRoute:
     async def _stream(self, call: Call, job: ChatJob) -> None:
         options = job.request.stream_options
         writer = ChunkWriter(
-            id_=unique_id("chatcmpl"),
+            id_=call.response_id,
             kind="chat.completion.chunk",
             created=int(time.time()),
             model=self._state.llm.model_name,
@@ -185,7 +185,7 @@ class ChatRoute:
                 answer.last = delta
         timings = job.generation.timings()
         body: dict[str, Any] = {
-            "id": unique_id("chatcmpl"),
+            "id": call.response_id,
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self._state.llm.model_name,

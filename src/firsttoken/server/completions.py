@@ -79,10 +79,6 @@ class CompletionJob:
             sum(one.cached_tokens for one in done),
         )
 
-    def timings(self) -> dict[str, Any]:
-        """The account of the first prompt, whose timeline starts with the request."""
-        return self.parts[0].generation.timings()
-
     def cancel(self) -> None:
         for part in self.parts:
             part.generation.cancel()  # does nothing after the end
@@ -105,7 +101,6 @@ class CompletionRoute:
                 await self._whole(call, job)
         finally:
             job.cancel()
-        call.timeline.stamp(Mark.WRITTEN)
 
     # ------------------------------------------------------------------- the way in
 
@@ -135,10 +130,11 @@ class CompletionRoute:
             for prompt, ids, name in zip(prompts, encoded, names, strict=True)
         ]
         call.timeline.stamp(Mark.TOKENIZED)
+        call.response_id = unique_id("cmpl")
         job = CompletionJob(request, params, tier, [], [_Answer() for _ in range(len(prompts) * params.n)])
         try:
             for index, (ids, text) in enumerate(zip(encoded, texts, strict=True)):
-                # Each prompt has its own way from here on; the first one's timeline is the request's.
+                # Each prompt has its own way from here on.
                 timeline = Timeline(call.timeline.stamps()) if index else call.timeline
                 with naming(names[index]):
                     generation = llm.open(ids, params, request_id=call.request_id, timeline=timeline, terms=terms)
@@ -200,7 +196,7 @@ class CompletionRoute:
     async def _stream(self, call: Call, job: CompletionJob) -> None:
         options = job.request.stream_options
         writer = ChunkWriter(
-            id_=unique_id("cmpl"),
+            id_=call.response_id,
             kind="text_completion",
             created=int(time.time()),
             model=self._state.llm.model_name,
@@ -216,7 +212,7 @@ class CompletionRoute:
                 if not call.started:
                     await call.start_stream()
                 unfinished -= delta.finish_reason is not None
-                timings = job.timings() if unfinished == 0 and job.request.timings else None
+                timings = _timings(call) if unfinished == 0 and job.request.timings else None
                 events = self._event(writer, job, part, delta, timings)
                 if unfinished == 0:
                     events += writer.last(job.usage(), timings)
@@ -247,9 +243,9 @@ class CompletionRoute:
                 answer.token_ids += delta.token_ids
                 if logprobs is not None:
                     answer.logprobs.append(logprobs)
-        timings = job.timings()
+        timings = _timings(call)
         body: dict[str, Any] = {
-            "id": unique_id("cmpl"),
+            "id": call.response_id,
             "object": "text_completion",
             "created": int(time.time()),
             "model": self._state.llm.model_name,
@@ -275,6 +271,13 @@ class CompletionRoute:
             choice["token_ids"] = answer.token_ids
             choice["prompt_token_ids"] = job.parts[index // job.params.n].prompt.tolist()
         return choice
+
+
+def _timings(call: Call) -> dict[str, Any]:
+    """The account of the prompt whose answers ended last."""
+    last = call.last
+    assert last is not None
+    return last.timings()
 
 
 async def _merged(parts: list[_Part]) -> AsyncGenerator[tuple[_Part, Delta]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firsttoken.core.errors import EngineDraining
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class AppState:
     llm: AsyncLLM
     config: ServerConfig
-    live: Live = field(default_factory=Live)
+    live: Live
 
     @property
     def prompt_limit(self) -> int:

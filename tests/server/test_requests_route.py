@@ -1,0 +1,157 @@
+"""``GET /v1/requests``: each call is there once it is over, however it ended, for its own caller only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from firsttoken.engine.stub import Fault
+from firsttoken.observability.account import STAGES
+from firsttoken.server.config import ServerConfig
+from tests.server.conftest import forever, say
+
+MINE = {"x-request-id": "mine/1"}
+
+
+async def record(client, id_="mine/1", **headers):
+    reply = await client.get(f"/v1/requests/{id_}", headers=headers)
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def whole(timings) -> bool:
+    return sum(timings[stage] for stage in STAGES) == pytest.approx(timings["total_ms"], abs=1e-6)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_an_answer_is_found_by_both_ids_with_its_writing(client, stream, n):
+    body = {"prompt": "hi", "stream": stream, "n": n}
+    reply = await client.post("/v1/completions", body, headers=MINE)
+    answer = reply.events[0] if stream else reply.json
+    found = await record(client)
+    assert found == await record(client, answer["id"])
+    assert (found["id"], found["response_id"], found["object"]) == ("mine/1", answer["id"], "request")
+    assert (found["route"], found["model"], found["service_class"]) == ("/v1/completions", "stub", "p2")
+    assert (found["outcome"], found["status"], found["error"], found["finish_reason"]) == (
+        "finished",
+        200,
+        None,
+        "stop",
+    )
+    assert (found["prompt_tokens"], found["output_tokens"]) == (2, 14 * n)
+    assert len(found["token_ms"]) == 14
+    timings = found["timings"]
+    assert whole(timings)
+    assert timings["write_ms"] > 0
+    assert timings["unaccounted_ms"] == 0
+    names = [name for name, _ in found["timeline"]]
+    assert (names[0], names[-1]) == ("received", "written")
+    assert found["timeline"][-1][1] == pytest.approx(timings["total_ms"], abs=1e-6)
+    assert 0 < found["ttft_ms"] <= found["token_ms"][0]
+    assert abs(found["received"] - time.time()) < 10
+
+
+async def test_several_prompts_are_one_record(client):
+    await client.post("/v1/completions", {"prompt": ["hi", "hello"]}, headers=MINE)
+    found = await record(client)
+    assert (found["prompt_tokens"], found["output_tokens"]) == (7, 28)
+    assert whole(found["timings"])
+    (listed,) = (await client.get("/v1/requests")).json["data"]
+    assert listed["id"] == "mine/1"
+    assert not {"timeline", "token_ms"} & set(listed)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [(b"{", 400, None), ({"prompt": "x", "model": "other"}, 404, "model_not_found"), ({"prompt": []}, 400, None)],
+)
+async def test_a_refused_request(client, body, status, code):
+    reply = await client.post("/v1/completions", body, headers=MINE)
+    assert reply.status == status
+    found = await record(client)
+    assert (found["outcome"], found["status"]) == ("refused", status)
+    assert found["error"] == reply.error["code"]
+    assert code is None or found["error"] == code
+    assert found["ttft_ms"] is None
+    assert whole(found["timings"])
+    assert found["timings"]["unaccounted_ms"] == 0
+    assert found["timings"]["parse_ms"] > 0
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+async def test_a_failed_request(make_client, tokens):
+    async with make_client(lambda request: [97] * tokens + [Fault("boom")]) as client:
+        reply = await client.post("/v1/completions", {"prompt": "hi"}, headers=MINE)
+        assert reply.status == 500
+        found = await record(client)
+        assert (found["outcome"], found["status"], found["error"]) == ("failed", 500, "generation_failed")
+        assert whole(found["timings"])
+        assert found["timings"]["unaccounted_ms"] == 0
+
+
+async def test_a_caller_who_left(make_client):
+    async with make_client(forever, step_s=0.002) as client:
+        call = client.start("/v1/completions", {"prompt": "hi", "max_tokens": 4000, "stream": True}, headers=MINE)
+        await call.first_byte.wait()
+        call.leave()
+        await asyncio.wait_for(call.task, 1)
+        found = await record(client)
+        assert (found["outcome"], found["finish_reason"]) == ("aborted", "abort")
+        assert found["output_tokens"] > 0
+        assert whole(found["timings"])
+        assert found["timings"]["unaccounted_ms"] == 0
+
+
+async def test_newest_first_and_as_many_as_asked_for(client):
+    for number in range(3):
+        await client.post("/v1/completions", {"prompt": "hi"}, headers={"x-request-id": f"r{number}"})
+
+    async def ids(query):
+        reply = await client.get("/v1/requests" + query)
+        return [one["id"] for one in reply.json["data"]]
+
+    assert await ids("") == ["r2", "r1", "r0"]
+    assert await ids("?limit=2") == ["r2", "r1"]
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "", "1001", "1e3", "9" * 50])
+async def test_a_bad_limit_is_named(client, limit):
+    reply = await client.get(f"/v1/requests?limit={limit}")
+    assert (reply.status, reply.error["param"]) == (400, "limit")
+
+
+async def test_an_unknown_id(client):
+    reply = await client.get("/v1/requests/" + "y" * 1000)
+    assert (reply.status, reply.error["code"]) == (404, "request_not_found")
+    assert len(reply.body) < 600
+
+
+async def test_a_key_sees_its_own_only(make_client):
+    config = ServerConfig(api_keys=("a" * 20, "b" * 20))
+    async with make_client(config=config) as client:
+        for key in "ab":
+            headers = {"authorization": f"Bearer {key * 20}", **MINE}
+            await client.post("/v1/completions", {"prompt": "hi" * (1 + (key == "b"))}, headers=headers)
+        await client.post("/v1/completions", {"prompt": "x"}, headers={"authorization": f"Bearer {'b' * 20}"})
+        for key, tokens, count in (("a", 2, 1), ("b", 4, 2)):
+            headers = {"authorization": f"Bearer {key * 20}"}
+            assert (await record(client, **headers))["prompt_tokens"] == tokens
+            assert len((await client.get("/v1/requests", headers=headers)).json["data"]) == count
+        assert (await client.get("/v1/requests")).status == 401
+
+
+async def test_a_call_on_another_route_is_none(client):
+    await client.post("/tokenize", {"prompt": "hi"})
+    await client.get("/v1/models")
+    assert (await client.get("/v1/requests")).json["data"] == []
+
+
+async def test_a_python_caller_has_a_record_too(make_client):
+    async with make_client(say("hello")) as client:
+        async for _ in client.llm.generate("hi", request_id="py"):
+            pass
+        (ended,) = client.llm.recent.latest(5)
+        assert (ended.id, ended.outcome, ended.finish_reason, ended.output_tokens) == ("py", "finished", "stop", 6)
