@@ -8,7 +8,7 @@ from firsttoken import LLM, SamplingParams
 from firsttoken.core.cache_hint import CacheHint
 from firsttoken.core.cache_miss import Miss, MissReason
 from firsttoken.core.errors import InvalidRequest
-from firsttoken.core.retention import Retention
+from firsttoken.core.retention import NotKept, Retention
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.engine.stub import StubEngine
 from firsttoken.frontend.times import RequestTimes
@@ -81,9 +81,10 @@ def test_what_was_found_is_told_though_a_stop_string_ends_the_answer(ended_here)
     times.note(RequestDelta(1, [5], stamps=[(Mark.ARRIVED, 2)], **found), 3)
     times.note(RequestDelta(1, [6], cached_tokens=48), 4)
     if not ended_here:
-        times.note(RequestDelta(1, [7], finish_reason="stop", kept=False, **found), 5)
+        times.note(RequestDelta(1, [7], finish_reason="stop", kept=False, kept_reason=NotKept.QUOTA, **found), 5)
     times.finish(6)
     account = times.timings()
     assert account["cached_tokens"] == {"device": 24, "host": 16, "disk": 8}
     assert account["miss"]["reason"] == "never_seen"
     assert account["kept"] is (None if ended_here else False)
+    assert account["kept_reason"] == (None if ended_here else "quota")

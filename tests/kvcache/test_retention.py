@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from firsttoken.core.request import Request
-from firsttoken.core.retention import Retention
+from firsttoken.core.retention import NotKept, Retention
 from firsttoken.core.service import ServiceClass
 from firsttoken.kvcache import KVCache
 from firsttoken.kvcache.eviction import DEFAULT_POLICY, POLICY_NAMES, make_policy
@@ -92,6 +92,18 @@ def test_beyond_the_quota_the_caller_is_told_and_it_is_counted(clock: Any) -> No
     assert through(cache, asking(4, [3] * 3, Retention(TTL))) is False, "less than a block is never cached"
     stats = cache.stats()
     assert (stats.held_wishes, stats.ignored_wishes, stats.kept) == (2, 2, 3)
+
+
+def test_who_is_not_granted_a_wish_is_told_why(clock: Any) -> None:
+    cache = make_cache(16)
+    for number, size, reason in ((1, 13, None), (2, 9, NotKept.QUOTA), (3, 3, NotKept.TOO_SHORT)):
+        request = asking(number, [number] * size, Retention(TTL))
+        assert through(cache, request) is (reason is None)
+        assert request.kept_reason is reason
+    cold = make_cache(16, prefix_caching=False)
+    request = asking(4, [4] * 9, Retention(TTL))
+    assert through(cold, request) is False
+    assert request.kept_reason is NotKept.CACHING_OFF
 
 
 def test_what_is_refused_leaves_nothing_behind(clock: Any) -> None:

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from msgspec.structs import asdict
 
 from firsttoken.core.clock import NS_PER_MS, clock_replaced
+from firsttoken.core.retention import Retention
 from tests.support.tiered import Clock, TieredWorld, running
 
 # Few different blocks, so that prefixes meet; long enough for several shards.
@@ -55,6 +56,7 @@ def machine_of(clock: Clock, totals: Counter[str]) -> type[RuleBasedStateMachine
             salt=st.sampled_from(["", "", "s"]),
             time_left=st.sampled_from([None] * 7 + [5]),
             fails=st.sampled_from([False] * 9 + [True]),
+            retention=st.none() | st.builds(Retention, st.sampled_from([1, 10**10]), st.none(), st.booleans()),
         )
         def add(self, prompt: list[int], max_tokens: int, time_left: int | None, **fields: Any) -> None:
             deadline = 0 if time_left is None else clock.now + time_left * NS_PER_MS

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import asdict
 
 from firsttoken.core.clock import NS_PER_MS, clock_replaced
+from firsttoken.core.retention import Retention
 from tests.support.tiered import Clock, TieredWorld, running
 
 FIRST = ("anyone", "compute", "copies")
@@ -95,6 +96,7 @@ class Storm:
             chance.randint(1, 8),
             fails=chance.random() < 0.03,
             service=chance.randrange(3),
+            retention=chance.choice([None, None, Retention(chance.choice([1, 10**10]), None, chance.random() < 0.5)]),
             salt=chance.choice(["", "", "s"]),
             deadline_ns=self.clock.now + 20 * NS_PER_MS if chance.random() < 0.05 else 0,
         )

@@ -30,9 +30,10 @@ DEVICE_ONLY = KVReport(
 RESTORES = RestoreReport(
     restores=1, cancelled=2, restore_s=0.5, host_tokens=3, disk_tokens=4, declined_tokens=5, failed_tokens=6,
     spilled_blocks=7, unspilled_shards=8, full_shards=9, host_evicted_blocks=10, host_blocks=11, host_capacity=12,
+    host_kept_blocks=13,
 )  # fmt: skip
 DISK = DiskReport(
-    files=1, nbytes=2, cap_bytes=3, read_only=False, reads={"done": 4, "corrupt": 5},
+    files=1, nbytes=2, cap_bytes=3, kept_bytes=12, read_only=False, reads={"done": 4, "corrupt": 5},
     writes={"done": 6, "already_stored": 7, "no_space": 8}, errors={"ENOSPC": 9}, evicted=10, damaged=11,
     read_gb_s=1.5, write_gb_s=None,
 )  # fmt: skip

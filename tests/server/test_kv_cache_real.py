@@ -119,6 +119,7 @@ async def test_what_is_kept_outlives_a_flood_and_what_has_no_room_is_told(tmp_pa
         kept = await ask(client, "anna", PROMPT, cache_hint={"ttl_s": 60})
         ignored = await ask(client, "anna", OTHER, cache_hint={"ttl_s": 60})
         assert (kept["timings"]["kept"], ignored["timings"]["kept"]) == (True, False)
+        assert (kept["timings"]["kept_reason"], ignored["timings"]["kept_reason"]) == (None, "quota")
         await flood(client, "anna")
         assert (await found(client, "anna", PROMPT))["device"] == 400
         missed = (await ask(client, "anna", OTHER))["timings"]

@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 from firsttoken.core.cache_miss import Miss
-from firsttoken.core.retention import Retention
+from firsttoken.core.retention import NotKept, Retention
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
@@ -55,7 +55,8 @@ class Request:
     that are in flight, whose tokens only the device knows yet.
 
     ``miss`` says why no more than ``num_cached`` tokens were cached, None when no more could be. Its ``retention``
-    begins when it ends: ``kept`` says whether there was room for that, None without such a wish.
+    begins when it ends: ``kept`` says whether there was room for that, None without such a wish, and ``kept_reason``
+    why there was not.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class Request:
         "finish_reason",
         "first_scheduled",
         "kept",
+        "kept_reason",
         "max_tokens",
         "miss",
         "num_cached",
@@ -118,6 +120,7 @@ class Request:
         self.stop_reason: int | None = None
         self.miss: Miss | None = None
         self.kept: bool | None = None
+        self.kept_reason: NotKept | None = None
         self.timeline = Timeline(list(wire.stamps))
         self.timeline.stamp(Mark.ARRIVED)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 
@@ -13,3 +15,13 @@ class Retention(msgspec.Struct, frozen=True, array_like=True):
     ttl_ns: int = 0
     service: int | None = None
     once: bool = False
+
+
+class NotKept(StrEnum):
+    """Why a wish was not granted: nothing is ever cached, nothing of this prompt is (less than a block), the quota of
+    the device has no room and no tier below it is on, or none of the tiers has."""
+
+    CACHING_OFF = "caching_off"
+    TOO_SHORT = "too_short"
+    QUOTA = "quota"
+    ALL_QUOTAS = "quotas_of_all_tiers"

@@ -430,6 +430,7 @@ def _last_delta(
         cached_disk=request.num_cached_disk,
         miss=request.miss,
         kept=request.kept,
+        kept_reason=request.kept_reason,
     )
 
 

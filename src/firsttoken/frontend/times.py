@@ -57,6 +57,7 @@ class RequestTimes:
             cached_disk=found.cached_disk if found is not None else 0,
             miss=found.miss if found is not None else None,
             kept=found.kept if found is not None else None,
+            kept_reason=found.kept_reason if found is not None else None,
             preemptions=self.preemptions,
             token_times=self.token_times,
         )

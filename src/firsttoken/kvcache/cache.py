@@ -25,6 +25,7 @@ from firsttoken.core.clock import now_ns
 from firsttoken.core.identity import Identity
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.request import Request
+from firsttoken.core.retention import NotKept, Retention
 from firsttoken.core.service import ServiceClass
 from firsttoken.kvcache.block_pool import BlockPool
 from firsttoken.kvcache.eviction.interface import EvictionPolicy
@@ -32,7 +33,7 @@ from firsttoken.kvcache.eviction.lru import LRU
 from firsttoken.kvcache.evictor import Evictor, OnEvict
 from firsttoken.kvcache.holding import Admission, Holding, Probe
 from firsttoken.kvcache.misses import Missed, MissLog
-from firsttoken.kvcache.pins import QUOTA, Pins
+from firsttoken.kvcache.pins import QUOTA, Pins, Wish
 from firsttoken.kvcache.prefix_index import BlockHash, Match, PrefixIndex, hash_block
 from firsttoken.kvcache.registrar import Registrar, ShardTokens, default_shard_tokens
 from firsttoken.kvcache.shards import CachedShard
@@ -84,6 +85,7 @@ class KVCache:
         self._holdings: dict[int, Holding] = {}
         self._evictions = self._evicted_shards = 0
         self._hit_tokens = self._missed_tokens = 0
+        self._held_wishes = self._ignored_wishes = 0
 
     def attach(self, tiers: Tiers) -> None:
         """Have shards spilled to ``tiers`` and restored from there. Before the first request."""
@@ -94,6 +96,10 @@ class KVCache:
     @property
     def tiers(self) -> Tiers | None:
         return self._tiers
+
+    @property
+    def pins(self) -> Pins:
+        return self._pins
 
     @property
     def num_blocks(self) -> int:
@@ -181,7 +187,9 @@ class KVCache:
             self._evictor.hold(shard, request, now)
             blocks += shard.blocks
         if self._pins.conditional and shards:
-            self._evictor.continued(shards[-1], request.num_tokens, now)
+            self._evictor.continued(shards[-1], len(blocks), request.num_tokens, now)
+        if self._tiers is not None and self._tiers.conditional:
+            self._tiers.continued(self._prompt(request), request.num_tokens)
         self.pool.share(blocks)
         found = len(blocks)
         blocks += self._take(self.blocks_for(request.num_tokens) - found, request)
@@ -224,15 +232,34 @@ class KVCache:
         self._registrar.register(holding, data, request, now_ns())
 
     def keep(self, request: Request) -> bool | None:
-        """Begin the retention that a request wished for, which ends now, before it is released. False when it was not
-        granted, None when there is no such wish."""
+        """Begin the retention that a request wished for, which ends now, before it is released: here, or in a lower
+        tier where the quota has no room. False when it was not granted, and ``request.kept_reason`` says why; None when
+        there is no such wish."""
         wish = request.retention
         if wish is None or not wish.ttl_ns:
             return None
+        request.kept_reason = self._keep(request, wish)
+        kept = request.kept_reason is None
+        self._held_wishes += kept
+        self._ignored_wishes += not kept
+        return kept
+
+    def _keep(self, request: Request, retention: Retention) -> NotKept | None:
         holding = self._holdings.get(request.request_id)
         chain = holding.chain() if holding is not None and (holding.tail is None or holding.tail.live) else []
-        beyond = request.num_prompt if wish.once else None
-        return self._pins.hold(chain, wish.ttl_ns, now_ns(), beyond)
+        if not chain:
+            return NotKept.TOO_SHORT if self.prefix_caching else NotKept.CACHING_OFF
+        now = now_ns()
+        wish = Wish(now + retention.ttl_ns, retention.ttl_ns, request.num_prompt if retention.once else None)
+        if self._pins.hold(chain, wish, now):
+            return None
+        if self._tiers is None:
+            return NotKept.QUOTA
+        if not self._tiers.can_keep(chain, self._prompt(request), self._pins.blocks_passing(now)):
+            return NotKept.ALL_QUOTAS
+        self._pins.pass_on(chain, wish, now)
+        self._tiers.kept_below(chain[0])
+        return None
 
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Give all blocks of a request back; what was registered stays findable until evicted.
@@ -343,8 +370,8 @@ class KVCache:
             diverged=counts[MissReason.DIVERGED],
             other_salt=self._misses.other_salt,
             kept=self._pins.blocks,
-            held_wishes=self._pins.held_wishes,
-            ignored_wishes=self._pins.ignored_wishes,
+            held_wishes=self._held_wishes,
+            ignored_wishes=self._ignored_wishes,
         )
 
     def evictions(self) -> EvictionCounts:
@@ -424,9 +451,8 @@ class KVCache:
         shard = self._evictor.victim(now)
         if self._on_evict is not None:
             self._on_evict(shard)
-        if self._tiers is not None:
-            self._tiers.evicting(shard)
-        self._misses.evicted(shard, by, now)
+        kept_below = self._tiers is not None and self._tiers.evicting(shard)
+        self._misses.evicted(shard, by, now, kept_below=kept_below)
         blocks = shard.blocks
         self._evictor.evict(shard, now)
         self.pool.forget(blocks)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from firsttoken.core.service import ServiceClass
 from firsttoken.kvcache.eviction.interface import EvictionPolicy
-from firsttoken.kvcache.pins import Pins
+from firsttoken.kvcache.pins import Pins, Wish
 from firsttoken.kvcache.prefix_index import PrefixIndex
 from firsttoken.kvcache.shards import CachedShard
 
@@ -88,10 +89,21 @@ class Evictor:
             self._offer(shard, now_ns)
         return front
 
-    def continued(self, tail: CachedShard, num_tokens: int, now_ns: int) -> None:
-        """A request of ``num_tokens`` tokens goes on behind ``tail``: what was kept until then is kept no more, the
-        answers that it does not go on with included. O(shards of the chain, and those)."""
-        found, block = tail.next_block, tail.tokens // len(tail.blocks)
+    def keep(self, shards: Sequence[CachedShard], wish: Wish, now_ns: int) -> bool:
+        """Keep shards that somebody may hold or not. False, with nothing changed, where the quota has no room."""
+        with self._ranked_anew(shards, now_ns):
+            return self.pins.hold(shards, wish, now_ns)
+
+    def renew(self, shards: Sequence[CachedShard], now_ns: int) -> None:
+        """They were used until now: what is kept of them is kept for longer."""
+        with self._ranked_anew(shards, now_ns):
+            self.pins.renew(shards, now_ns)
+
+    def continued(self, tail: CachedShard, found: int, num_tokens: int, now_ns: int) -> None:
+        """A request of ``num_tokens`` tokens, the first ``found`` blocks of which end with or inside ``tail``, goes on
+        from there: what was kept until then is kept no more, the answers that it does not go on with included.
+        O(shards of the chain, and those)."""
+        block = tail.tokens // len(tail.blocks)
 
         def is_over(shard: CachedShard) -> bool:
             beyond = self.pins.beyond(shard)
@@ -104,12 +116,9 @@ class Evictor:
             if shard not in ended and is_over(shard):
                 ended[shard] = None
                 others += shard.children.values()
-        for shard in ended:
-            was_offered = shard.offered
-            self._withdraw(shard)
-            self.pins.left(shard)
-            if was_offered:
-                self._offer(shard, now_ns)
+        with self._ranked_anew(ended, now_ns):
+            for shard in ended:
+                self.pins.left(shard)
 
     def next_victim(self, now_ns: int) -> CachedShard | None:
         """The shard that the policy lets go, None when none is offered."""
@@ -153,7 +162,7 @@ class Evictor:
             self._offer(shard, now_ns)
         elif len(shard.children) == 1:
             [child] = shard.children.values()
-            if shard.end == child.end and shard.keep_until_ns == child.keep_until_ns:
+            if shard.end == child.end and self.pins.alike(shard, child):
                 self._merge(child, now_ns)
 
     def _merge(self, shard: CachedShard, now_ns: int) -> None:
@@ -167,6 +176,16 @@ class Evictor:
         if front.told:
             self._policy.left(front, now_ns, evicted=False)
         if was_offered:
+            self._offer(shard, now_ns)
+
+    @contextmanager
+    def _ranked_anew(self, shards: Iterable[CachedShard], now_ns: int) -> Iterator[None]:
+        """Until when some shards are kept may change: the policy is offered them again."""
+        offered = [shard for shard in shards if shard.offered]
+        for shard in offered:
+            self._withdraw(shard)
+        yield
+        for shard in offered:
             self._offer(shard, now_ns)
 
     def _offer(self, shard: CachedShard, now_ns: int) -> None:

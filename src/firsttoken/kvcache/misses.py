@@ -61,11 +61,11 @@ class MissLog:
         self.early = [0] * len(ServiceClass)
         self.kept = 0
 
-    def evicted(self, shard: CachedShard, by: ServiceClass, now_ns: int) -> None:
-        """It had to make room for a request of a class."""
+    def evicted(self, shard: CachedShard, by: ServiceClass, now_ns: int, *, kept_below: bool = False) -> None:
+        """It had to make room for a request of a class. ``kept_below``: a lower tier keeps it instead."""
         self.evictions[shard.service][by] += 1
         self.early[shard.service] += now_ns - shard.used_ns < self._keep_ns[shard.service]
-        self.kept += shard.keep_until_ns > now_ns
+        self.kept += shard.keep_until_ns > now_ns and not kept_below
         first = shard.hashes[0]
         self._ghosts[first] = _Ghost(now_ns, by)
         self._ghosts.move_to_end(first)

@@ -78,6 +78,7 @@ def timings(
     cached_disk: int = 0,
     miss: Miss | None = None,
     kept: bool | None = None,
+    kept_reason: str | None = None,
     preemptions: int = 0,
     token_times: Sequence[int] = (),
     end_ns: int | None = None,
@@ -91,7 +92,8 @@ def timings(
     The stages of `STAGES` sum to ``total_ms`` (exactly, in ns) and none is negative; a stage that was not passed is 0.
     Of ``cached_tokens`` those of ``cached_host`` and ``cached_disk`` came from lower tiers; ``miss`` says why no more
     were found. ``kept``: whether a cache hint's wish to keep it was granted, None without one, or where that is not
-    known. ``transport`` splits ``transport_ms`` into the way to the engine and the way back.
+    known; ``kept_reason`` why it was not. ``transport`` splits ``transport_ms`` into the way to the engine and the way
+    back.
     """
     parts, total = _walk(timeline, end_ns)
     ways = {name: _ms(parts.get(name, 0)) for name in (_TO_ENGINE, _FROM_ENGINE)}
@@ -103,6 +105,7 @@ def timings(
     account["cached_tokens"] = {"device": device, "host": cached_host, "disk": cached_disk}
     account["miss"] = _told(miss) if miss is not None else None
     account["kept"] = kept
+    account["kept_reason"] = kept_reason
     account["preemptions"] = preemptions
     gaps = [_ms(after - before) for before, after in pairwise(token_times)]
     account["itl_ms"] = percentiles(gaps)

@@ -34,7 +34,9 @@ def kv_families(report: KVReport) -> Iterator[Metric]:
         {"kept": report.hints_kept, "ignored": report.hints_ignored},
     )
     yield GaugeMetricFamily(
-        "firsttoken_kv_kept_blocks", "KV blocks that are kept because callers asked for it", value=report.kept_blocks
+        "firsttoken_kv_kept_blocks",
+        "KV blocks of the device that are kept because callers asked for it",
+        value=report.kept_blocks,
     )
     if report.restores is not None:
         yield from _restores(report.restores, tiers)
@@ -100,7 +102,7 @@ def _evictions(report: KVReport) -> Iterator[Metric]:
         early.add_metric([name], count)
     yield from (shards, early)
     yield _total("kv_evicted_blocks", "KV blocks evicted from the device", report.evicted_blocks)
-    yield _total("kv_evicted_kept", "Shards evicted although a caller's hint kept them", report.evicted_kept)
+    yield _total("kv_evicted_kept", "Shards that a caller's hint kept and no tier has kept", report.evicted_kept)
 
 
 def _restores(report: RestoreReport, tiers: Sequence[str]) -> Iterator[Metric]:
@@ -121,6 +123,11 @@ def _restores(report: RestoreReport, tiers: Sequence[str]) -> Iterator[Metric]:
     for name, text, value in (
         ("kv_host_blocks", "KV blocks of host memory in use", report.host_blocks),
         ("kv_host_capacity_blocks", "KV blocks that host memory has", report.host_capacity),
+        (
+            "kv_host_kept_blocks",
+            "KV blocks of host memory that are kept because callers asked",
+            report.host_kept_blocks,
+        ),
     ):
         yield GaugeMetricFamily(f"firsttoken_{name}", text, value=value)
 
@@ -129,6 +136,7 @@ def _disk(report: DiskReport) -> Iterator[Metric]:
     for name, text, value in (
         ("kv_disk_bytes", "Bytes of the disk tier's files", report.nbytes),
         ("kv_disk_cap_bytes", "Bytes that they may take", report.cap_bytes),
+        ("kv_disk_kept_bytes", "Bytes of files that are kept because callers asked for it", report.kept_bytes),
         ("kv_disk_files", "Shards in files that can be found", report.files),
         ("kv_disk_read_only", "1 where another process writes the folder", int(report.read_only)),
     ):

@@ -36,6 +36,7 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     host_evicted_blocks: int
     host_blocks: int
     host_capacity: int
+    host_kept_blocks: int
 
 
 class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,7 @@ class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
     files: int
     nbytes: int
     cap_bytes: int
+    kept_bytes: int
     read_only: bool
     reads: dict[str, int]
     writes: dict[str, int]
@@ -61,7 +63,8 @@ class KVReport(msgspec.Struct, frozen=True, kw_only=True):
     ``misses`` counts prompts that were not found to the end, by `core.cache_miss.MissReason`.
 
     ``evictions[of][by]`` shards of a class made room for a request of class ``by``, ``evicted_blocks`` in all;
-    ``evicted_early`` of each class before its class's time was over, ``evicted_kept`` while a caller's hint held.
+    ``evicted_early`` of each class before its class's time was over, ``evicted_kept`` while a caller's hint held
+    (from the device where no lower tier keeps them instead, and from those).
     ``hints_kept`` were granted, ``hints_ignored`` not; ``kept_blocks`` are kept by them now. ``restores`` and ``disk``
     are None where there are no such tiers.
     """

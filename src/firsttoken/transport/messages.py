@@ -9,6 +9,7 @@ import msgspec
 from firsttoken.core.cache_miss import Miss
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest
+from firsttoken.core.retention import NotKept
 from firsttoken.core.step_record import StepRecord
 from firsttoken.transport.kv_report import KVReport
 
@@ -118,7 +119,7 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     ``stop_reason``: the token id that ended it, when it was one of the caller's ``stop_token_ids``.
     ``cached_tokens`` of the prompt were found, ``cached_host`` and ``cached_disk`` of them in lower tiers than the
     device; ``miss`` says why no more were. ``kept``: whether the request's wish for retention was granted, None without
-    one.
+    one, and ``kept_reason`` why not.
     """
 
     id: int
@@ -135,6 +136,7 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     cached_disk: int = 0
     miss: Miss | None = None
     kept: bool | None = None
+    kept_reason: NotKept | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

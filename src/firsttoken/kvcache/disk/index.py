@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from firsttoken.core.service import ServiceClass
+from firsttoken.kvcache.disk.kept import KeptFiles
 from firsttoken.kvcache.eviction.interface import EvictionPolicy, Shard
 
 
@@ -24,11 +25,13 @@ class DiskIndex:
     """The stored shards by key, offered to a policy while nobody reads them and no stored shard continues them.
 
     *Strangers* are files that nobody here can use (another model's, another version's): known by name only, counted,
-    and the first to go, oldest first. ``nbytes`` is of all files. Every operation is O(1) but for the policy's part.
+    and the first to go, oldest first. ``nbytes`` is of all files; ``kept`` says which go last, of ``keep_bytes`` at
+    most. Every operation is O(1) but for the policy's part.
     """
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    def __init__(self, policy: EvictionPolicy, keep_bytes: int = 0) -> None:
         self.nbytes = 0
+        self.kept = KeptFiles(keep_bytes)
         self._policy = policy
         self._stored: dict[bytes, Stored] = {}
         self._continued: dict[bytes, int] = {}
@@ -78,10 +81,26 @@ class DiskIndex:
             self._policy.withdraw(shard)
         shard.uses += 1
         shard.used_ns = now_ns
+        shard.keep_until_ns = self.kept.used(shard.key, now_ns)
         shard.service = min(shard.service, service)
         self._policy.used(shard, service, now_ns)
         if stored.offered:
             self._policy.offer(shard, now_ns)
+
+    def keep(self, key: bytes, nbytes: int, until_ns: int, ttl_ns: int, now_ns: int) -> bool:
+        """Keep a file, which has about so many bytes where it is not written yet, until then, and for ``ttl_ns`` after
+        each use: what it continues stays with it. False where the quota has no room."""
+        stored = self._stored.get(key)
+        nbytes = nbytes if stored is None else stored.shard.nbytes
+        if not self.kept.keep(key, nbytes, until_ns, ttl_ns, now_ns):
+            return False
+        if stored is not None:
+            if stored.offered:
+                self._policy.withdraw(stored.shard)
+            stored.shard.keep_until_ns = self.kept.until(key)
+            if stored.offered:
+                self._policy.offer(stored.shard, now_ns)
+        return True
 
     def hold(self, stored: Stored, now_ns: int) -> None:
         stored.holds += 1
@@ -116,6 +135,7 @@ class DiskIndex:
         shard = self._policy.victim(now_ns)
         if shard is None:
             return None
+        self.kept.left(shard.key)
         return shard.key, self.remove(shard.key, now_ns, evicted=True)
 
     def check(self) -> None:

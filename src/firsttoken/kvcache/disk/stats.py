@@ -22,7 +22,7 @@ _GB = 1e9
 
 class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counts since the start, but for what is there now: ``files`` (shards that can be hit), ``strangers`` (files of
-    other models or versions), ``nbytes`` of both, ``pending_*`` (in hand).
+    other models or versions), ``nbytes`` of both, ``kept_bytes`` (by callers' wishes), ``pending_*`` (in hand).
 
     ``misses`` are of `get` and ``refused`` of `put`, by `Outcome` values; ``errors`` count by its name (ENOSPC, EIO,
     ..) what the system said, wherever. ``damaged`` files were found while looking through the folder. ``read_gb_s`` and
@@ -35,6 +35,7 @@ class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
     strangers: int
     nbytes: int
     cap_bytes: int
+    kept_bytes: int
     read_only: bool
     direct: bool
     scan_s: float | None

@@ -27,6 +27,7 @@ from firsttoken.kvcache.disk.stats import Counters, DiskStats
 from firsttoken.kvcache.disk.transfers import Transfer, Transfers
 from firsttoken.kvcache.disk.workers import Job, Kind, Workers
 from firsttoken.kvcache.eviction import EvictionPolicy, Shard, make_policy
+from firsttoken.kvcache.pins import QUOTA
 
 _LOOKS_A_JOB = 16
 
@@ -48,7 +49,7 @@ class DiskStore:
         self._identity = identity.salted_root("")
         self._folder = Folder(config.folder)
         self._counters = Counters()
-        self._index = DiskIndex(policy or make_policy("lru"))
+        self._index = DiskIndex(policy or make_policy("lru"), int(QUOTA * config.cap_bytes))
         self._shelf = Shelf(
             self._folder, self._index, self._identity, config.cap_bytes, config.margin_bytes, self._counters
         )
@@ -159,11 +160,24 @@ class DiskStore:
             handle.resolve(refusal)
         return handle
 
+    def can_keep(self, nbytes: int) -> bool:
+        """Whether so many bytes more could be kept, `keep`."""
+        with self._lock:
+            return not self.read_only and self._index.kept.room(nbytes, now_ns())
+
+    def keep(self, key: bytes, nbytes: int, until_ns: int, ttl_ns: int) -> bool:
+        """Keep the shard of this key, and what it continues, until then, and for ``ttl_ns`` after each use, while
+        anything else can go: also one that is still to be written, which takes about ``nbytes``. False where a quarter
+        of the cap is kept already. A restart forgets it."""
+        with self._lock:
+            return not self.read_only and self._index.keep(key, nbytes, until_ns, ttl_ns, now_ns())
+
     def drop(self, key: bytes) -> None:
         """Forget a shard, now; its file goes soon after. A write of it that is under way ends as DROPPED, a read is not
         disturbed. The file of another process stays."""
         with self._lock:
             self._writing.pop(key, None)
+            self._index.kept.left(key)
             nbytes = self._shelf.leaving(key) if not self.read_only else self._index.remove(key, now_ns())
             if self.read_only or (not nbytes and self._scanned.is_set()):
                 return
@@ -179,6 +193,7 @@ class DiskStore:
                 strangers=self._index.num_strangers,
                 nbytes=self._index.nbytes,
                 cap_bytes=self.config.cap_bytes,
+                kept_bytes=self._index.kept.nbytes,
                 read_only=self.read_only,
                 direct=self._transfers.direct,
                 scan_s=self._scan_s,

@@ -6,14 +6,14 @@ leaves go first here too. What is read or written is *leased*: held with all bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from firsttoken.kvcache.copy import CopyHandle
 from firsttoken.kvcache.eviction.interface import EvictionPolicy
 from firsttoken.kvcache.evictor import Evictor
 from firsttoken.kvcache.host import HostPool, Run, blocks_of
-from firsttoken.kvcache.pins import QUOTA, Pins
+from firsttoken.kvcache.pins import QUOTA, Pins, Wish
 from firsttoken.kvcache.prefix_index import Match, PrefixIndex
 from firsttoken.kvcache.shards import CachedShard
 
@@ -54,6 +54,7 @@ class HostTier:
         self.index = PrefixIndex(block_tokens, block_bytes)
         self._evictor = Evictor(self.index, policy, Pins(int(QUOTA * pool.memory.capacity)))
         self._arriving: dict[int, CopyHandle] = {}  # what is copied to a block
+        self.on_kept: Callable[[CachedShard, Wish], None] | None = None  # is told of one that goes although it is kept
         self.orphans = 0  # blocks of forgotten shards that somebody holds yet
         self.evicted_blocks = 0
 
@@ -123,6 +124,31 @@ class HostTier:
                 self.give(shard.blocks)
         return [block_hash for shard in gone for block_hash in shard.hashes]
 
+    # ------------------------------------------------------------------ what callers want to be kept
+
+    @property
+    def pins(self) -> Pins:
+        return self._evictor.pins
+
+    def keep(self, match: Match, first: int, wish: Wish, now_ns: int) -> bool:
+        """Keep what was found from the chain's block ``first`` on. False where the quota has no room."""
+        shards = match.path
+        if match.part is not None:
+            shards = [*shards, self._evictor.split(match.part, match.part_blocks, now_ns)]
+        return self._evictor.keep([shard for shard in shards if shard.next_block > first], wish, now_ns)
+
+    def used(self, match: Match, now_ns: int) -> None:
+        """What was found has been used on the device: what is kept of it here is kept for longer."""
+        if self.pins.timed:
+            self._evictor.renew(match.path, now_ns)
+
+    def continued(self, match: Match, num_tokens: int, now_ns: int) -> None:
+        """A request of ``num_tokens`` tokens begins with what was found, `Evictor.continued`."""
+        if match.last is not None:
+            self._evictor.continued(match.last, match.num_blocks, num_tokens, now_ns)
+
+    # ------------------------------------------------------------------ copies and blocks
+
     def arriving(self, blocks: Sequence[int], copy: CopyHandle) -> None:
         for block in blocks:
             self._arriving[block] = copy
@@ -144,7 +170,9 @@ class HostTier:
             shard = self._evictor.next_victim(now_ns)
             if shard is None:
                 return None
-            blocks = shard.blocks
+            blocks, wish = shard.blocks, self._evictor.pins.wish(shard)
+            if wish is not None and wish.until_ns > now_ns and self.on_kept is not None:
+                self.on_kept(shard, wish)
             self._evictor.evict(shard, now_ns)
             self.evicted_blocks += len(blocks)
             self.give(blocks)
@@ -161,6 +189,7 @@ class HostTier:
         """Raise `AssertionError` unless the index is whole and no block is lost. O(blocks)."""
         self.index.check()
         self.pool.check()
+        self.pins.check(list(self.index.shards()))
         known = len(self.index) + self.orphans
         used = self.pool.stats().used
         assert known <= used, f"{known} host blocks are in shards, but only {used} are in use"

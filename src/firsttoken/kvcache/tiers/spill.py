@@ -16,6 +16,7 @@ from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.service import ServiceClass
 from firsttoken.kvcache.copy import CopyEngine, CopyHandle
 from firsttoken.kvcache.disk import DiskHandle, DiskStore, ShardMeta
+from firsttoken.kvcache.pins import Pins, Wish
 from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
 from firsttoken.kvcache.tiers.host_tier import HostTier, Lease, Use
 from firsttoken.kvcache.tiers.stats import TierStats
@@ -32,6 +33,9 @@ MOST_QUEUED = 4096
 
 class DeviceShards(Protocol):
     """The cache that shards come from."""
+
+    @property
+    def pins(self) -> Pins: ...
 
     def borrow(self, tail: CachedShard) -> None:
         """Keep the blocks of a shard and of all before it until `give_back`."""
@@ -86,20 +90,32 @@ class Spilling:
         self._queue.append(shard)
         self._queued.add(id(shard))
 
-    def evicting(self, shard: CachedShard) -> None:
-        """Its blocks will be free when this returns."""
-        if id(shard) not in self._queued:
-            return
-        _, root, data = _chain(shard)
-        have = self._host.find(root, data, shard.next_block)
-        if have.num_blocks == shard.next_block:
-            return
-        flying = sum(len(spill.blocks) for spill in self._flying)
-        room = flying + len(shard.blocks) <= self._copies.max_blocks
-        if have.num_blocks < shard.begin or not room or not self._copy(shard, root, data, borrow=False):
+    def kept_below(self, tail: CachedShard) -> None:
+        """A chain is to be kept here, since there is no room for that on the device: its turn is next."""
+        if id(tail) in self._queued:
+            self._queue.remove(tail)
+        elif len(self._queue) == MOST_QUEUED:
+            self._queued.discard(id(self._queue.pop()))
+        self._queue.appendleft(tail)
+        self._queued.add(id(tail))
+
+    def evicting(self, shard: CachedShard) -> bool:
+        """Its blocks will be free when this returns. True where it is kept for a caller, and will be below."""
+        now = now_ns()
+        wish = self._device.pins.wish(shard)
+        wish = wish if wish is not None and wish.until_ns > now else self._device.pins.passing(shard, now)
+        if wish is None and id(shard) not in self._queued:
+            return False
+        chain, root, data = _chain(shard)
+        if not self._copy_at_once(chain, root, data, all_of_it=wish is not None):
             self._stats.unspilled_shards += 1
-            return
-        self._flying[-1].copy.gate_compute()
+            self._stats.lost_kept_shards += wish is not None and not shard.keep_until_ns
+            return False
+        if wish is None:
+            return False
+        kept = self._take_over(shard, wish, root, data)
+        self._stats.lost_kept_shards += not kept and not shard.keep_until_ns  # what the device kept, the device counts
+        return kept
 
     def reading(self) -> list[CopyHandle]:
         """Copies of blocks that were not borrowed: compute waits for them, and what else is copied there must too."""
@@ -152,11 +168,40 @@ class Spilling:
                 left.append((handles, lease))
         self._writing = left
 
+    def _copy_at_once(self, chain: list[CachedShard], root: bytes, data: bytes, *, all_of_it: bool) -> bool:
+        """Copy the last shard of a chain, whose blocks will be free, with ``all_of_it`` also what is lacking before it.
+        Compute waits for that. False where too much is being copied, or there is no room."""
+        shard = chain[-1]
+        room = self._copies.max_blocks - sum(len(spill.blocks) for spill in self._flying)
+        while (have := self._host.find(root, data, shard.next_block).num_blocks) < shard.next_block:
+            part = next(each for each in chain if each.next_block > have)
+            room -= part.next_block - have
+            if room < 0 or not (all_of_it or part is shard) or not self._copy(part, root, data, borrow=False):
+                return False
+            self._flying[-1].copy.gate_compute()
+        return True
+
+    def _take_over(self, shard: CachedShard, wish: Wish, root: bytes, data: bytes) -> bool:
+        """Keep a shard of the device, which host memory has, there or else in files. False where no quota has room."""
+        now = now_ns()
+        match = self._host.find(root, data, shard.next_block)
+        if self._host.keep(match, shard.begin, wish, now):
+            return True
+        nbytes = len(shard.blocks) * self._copies.block_bytes
+        return self._disk is not None and self._disk.keep(shard.key, nbytes, wish.until_ns, wish.ttl_ns)
+
     def _next_of(self, tail: CachedShard) -> bool:
         """Copy the next part of a chain that is not in host memory yet. True when there is no more of it."""
         chain, root, data = _chain(tail)
-        have = self._host.find(root, data, tail.next_block).num_blocks
+        match = self._host.find(root, data, tail.next_block)
+        have = match.num_blocks
         if have == tail.next_block:
+            self._host.used(match, now_ns())
+            for shard in chain:
+                wish = self._device.pins.passing(shard, now_ns())
+                if wish is not None:
+                    self._stats.lost_kept_shards += not self._take_over(shard, wish, root, data)
+                    self._device.pins.passed(shard)
             return True
         shard = next(shard for shard in chain if shard.next_block > have)
         if not self._copy(shard, root, data, borrow=True):

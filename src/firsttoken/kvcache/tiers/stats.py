@@ -12,7 +12,8 @@ class TierStats(msgspec.Struct, kw_only=True):
     files. Of prompts ``host_tokens`` and ``disk_tokens`` were restored from there, in ``restore_s`` seconds from the
     request's start to the last block.
     ``declined_tokens`` could have been and were sooner computed; ``failed_tokens`` were asked of files that did not
-    give them. ``host_blocks`` of ``host_capacity`` are in use now.
+    give them. ``host_blocks`` of ``host_capacity`` are in use now, and
+    ``host_kept_blocks`` are kept because callers asked for it. ``lost_kept_shards`` were, and had to go all the same.
     """
 
     spilled_blocks: int = 0
@@ -29,3 +30,5 @@ class TierStats(msgspec.Struct, kw_only=True):
     failed_tokens: int = 0
     host_blocks: int = 0
     host_capacity: int = 0
+    host_kept_blocks: int = 0
+    lost_kept_shards: int = 0

@@ -8,6 +8,7 @@ all has arrived. Files are read from the moment that the request comes (`prefetc
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import sleep
 
@@ -20,6 +21,7 @@ from firsttoken.kvcache.copy import CopyEngine
 from firsttoken.kvcache.disk import DiskStore
 from firsttoken.kvcache.eviction.interface import EvictionPolicy
 from firsttoken.kvcache.host import HostPool
+from firsttoken.kvcache.pins import Wish
 from firsttoken.kvcache.prefix_index import BlockHash, Match, hash_block
 from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
 from firsttoken.kvcache.tiers.cost import RecomputeCost, RestoreCost
@@ -58,6 +60,7 @@ class Tiers:
         block_hash: BlockHash = hash_block,
     ) -> None:
         self.host = HostTier(pool, block_tokens, copies.block_bytes, policy)
+        self.host.on_kept = self._falls
         self.disk = disk
         self._copies = copies
         self._cost = RestoreCost(recompute)
@@ -108,9 +111,33 @@ class Tiers:
         """A shard of the device may be evicted from now on."""
         self._spill.idle(shard)
 
-    def evicting(self, shard: CachedShard) -> None:
-        """Its blocks will be free when this returns."""
-        self._spill.evicting(shard)
+    def evicting(self, shard: CachedShard) -> bool:
+        """Its blocks will be free when this returns. True where it is kept for a caller, and will be here."""
+        return self._spill.evicting(shard)
+
+    def can_keep(self, chain: Sequence[CachedShard], prompt: Prompt, passing: int) -> bool:
+        """Whether quotas have room to keep a chain (the last shard first) of which ``prompt`` has the tokens, beside
+        ``passing`` blocks that are on their way."""
+        now, blocks = now_ns(), chain[0].next_block
+        kept = [shard for shard in self.host.find(prompt.root, prompt.data, blocks).path if self.host.pins.wish(shard)]
+        more = passing + blocks - sum([len(shard.blocks) for shard in kept])
+        if self.host.pins.room(more, now):
+            return True
+        return self.disk is not None and self.disk.can_keep(more * self._copies.block_bytes)
+
+    def kept_below(self, tail: CachedShard) -> None:
+        """What the device's pins pass on of a chain comes next."""
+        self._spill.kept_below(tail)
+
+    @property
+    def conditional(self) -> bool:
+        """True while something may be kept until a request goes on."""
+        return self.host.pins.conditional
+
+    def continued(self, prompt: Prompt, num_tokens: int) -> None:
+        """A request of so many tokens starts: what was kept until it goes on is kept no more."""
+        match = self.host.find(prompt.root, prompt.data, prompt.limit)
+        self.host.continued(match, num_tokens, now_ns())
 
     def reclaim(self) -> bool:
         """The cache wants the blocks back that are being copied: they are its own again, and what is computed next
@@ -237,6 +264,7 @@ class Tiers:
             host_evicted_blocks=self.host.evicted_blocks,
             host_blocks=pool.used,
             host_capacity=pool.capacity,
+            host_kept_blocks=self.host.pins.blocks,
         )
 
     def check(self) -> None:
@@ -254,6 +282,16 @@ class Tiers:
     def _spill(self) -> Spilling:
         assert self._spilling is not None, "tiers are attached to a cache first"
         return self._spilling
+
+    def _falls(self, shard: CachedShard, wish: Wish) -> None:
+        """Host memory needs the room of a shard that it keeps: its file is kept for as long."""
+        nbytes = len(shard.blocks) * self._copies.block_bytes
+        if (
+            self.disk is None
+            or not self.disk.contains(shard.key)
+            or not self.disk.keep(shard.key, nbytes, wish.until_ns, wish.ttl_ns)
+        ):
+            self._stats.lost_kept_shards += 1
 
     def _has_come(self, restore: Restore) -> bool:
         return restore.advance(self.host, self._copies, self._spill.reading())
