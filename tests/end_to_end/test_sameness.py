@@ -26,6 +26,7 @@ class Engine:
         self._last: dict[int, object] = {}
         self.info = None
         self.stats = None
+        self.steps = []
         self._next = 0
         self.handle.client.listen(self._hear, lambda: None)
         with self._changed:
@@ -41,8 +42,9 @@ class Engine:
                     self._last["failed"] = message
                 case Refused(id=request_id):
                     self._last[request_id] = message
-                case StepOutputs(deltas=deltas, stats=stats):
+                case StepOutputs(deltas=deltas, stats=stats, steps=steps):
                     self.stats = stats
+                    self.steps += steps
                     for delta in deltas:
                         self._tokens[delta.id] += delta.tokens
                         if delta.finish_reason:

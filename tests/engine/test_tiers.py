@@ -70,7 +70,11 @@ def test_an_idle_engine_does_not_sleep_over_a_restore(tmp_path: Path, monkeypatc
         _, [delta] = engine.run([prompt], PARAMS)
         took.append(time.monotonic() - began)
         assert delta.cached_disk == 144
+    engine.run([[7]], PARAMS)  # its step tells of the copies before
     engine.stop()
+    block_bytes = engine.info.bytes_per_block
+    assert sum(step.copied_bytes_in for step in engine.steps) == 3 * 144 // 16 * block_bytes
+    assert all((step.copy_ns > 0) == bool(step.copied_bytes_in + step.copied_bytes_out) for step in engine.steps)
     assert min(took) < HEARTBEAT_S / 2
 
 

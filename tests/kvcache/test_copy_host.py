@@ -150,6 +150,10 @@ def test_what_copies_take_is_learned(lane: Lane) -> None:
     for _ in range(3):
         engine.submit("device", "host", [(block, block) for block in range(8)]).wait()
     assert engine._engine.meter("device", "host").observed == 3
+    moved = engine.moved("device", "host")
+    assert moved.nbytes == 3 * device.nbytes
+    assert 0 < moved.ns < 3e9
+    assert engine.moved("host", "device").nbytes == 0
     assert 0 < engine.gigabytes_per_s("device", "host") < 1000
     nothing, all_ = engine.seconds("device", "host", 0), engine.seconds("device", "host", 8)
     assert nothing == 0

@@ -223,6 +223,26 @@ def test_what_copies_take_is_learned_by_direction() -> None:
     machine.finish()
 
 
+def test_what_has_arrived_is_counted_by_direction_once_and_without_waiting() -> None:
+    world = World()
+    engine, machine = world.engine, world.machine
+    inward, outward = engine.moved("host", "device"), engine.moved("device", "host")
+    assert engine.moved("host", "device") is inward
+    first = world.copy("host", "device", [(0, 0), (2, 3)])
+    second = world.copy("device", "host", [(1, 1)])
+    assert not first.done()
+    assert (inward.nbytes, outward.nbytes) == (0, 0), "counted before it has come"
+    machine.finish()
+    assert (inward.nbytes, inward.ns) == (0, 0), "nobody has looked yet"
+    assert all(handle.done() for handle in (first, first, second))
+    assert (inward.nbytes, outward.nbytes) == (2 * BYTES, BYTES)
+    assert inward.ns == pytest.approx(2 * (1e-5 + BYTES / machine.bytes_per_s) * 1e9, abs=2)
+    engine.mark().done()
+    assert inward.nbytes + outward.nbytes == 3 * BYTES
+    with pytest.raises(KeyError):
+        engine.moved("host", "moon")
+
+
 def test_gaps_and_segments_are_copied_around() -> None:
     numbers = np.random.default_rng(3)
     machine = Machine()

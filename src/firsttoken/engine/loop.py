@@ -127,7 +127,7 @@ class EngineLoop:
         self._read_peak_memory = peak_memory
         self._peak_memory = 0
         self._host = host or HostClock()
-        self._recorder = StepRecorder()
+        self._recorder = StepRecorder(kv.tiers)
         self._told_stats = EngineStats()
         self._stats_due = True
 

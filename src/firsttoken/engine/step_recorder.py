@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from firsttoken.core.plan import StepResult
 from firsttoken.core.request import Request
 from firsttoken.core.step_record import MAX_NAMED_PROMPTS, StepRecord
+from firsttoken.kvcache.tiers import Tiers
 from firsttoken.observability.ledger import GCClock, RunQueueClock, StepLedger
 from firsttoken.scheduler.step import PlannedStep
 from firsttoken.scheduler.step_time import StepLoad
@@ -16,11 +17,13 @@ RUN_QUEUE_NS = 5_000_000
 # How often records are told that nobody waits for.
 TELL_NS = 100_000_000
 
+_NOTHING = (0, 0, 0)
+
 
 class StepRecorder:
-    """Used by the loop's thread alone; `ledger` may be read by any."""
+    """Used by the loop's thread alone; `ledger` may be read by any. ``tiers`` tell which KV was moved."""
 
-    def __init__(self) -> None:
+    def __init__(self, tiers: Tiers | None = None) -> None:
         self.ledger = StepLedger()
         self._untold: list[StepRecord] = []
         self._told_ns = 0
@@ -28,6 +31,8 @@ class StepRecorder:
         self._gc.start()
         self._run_queue = RunQueueClock()
         self._run_queue_asked_ns = 0
+        self._tiers = tiers
+        self._moved = _NOTHING
 
     def start(self) -> None:
         """From the thread that is to be observed."""
@@ -78,15 +83,20 @@ class StepRecorder:
             named,
             shape_tokens - load.decode_rows - chunks if shape_tokens else 0,
             result.graph,
-            0,
-            0,
-            0,
+            *(_NOTHING if self._tiers is None else self._newly_moved(self._tiers)),
             preempted,
             load.prefill_pairs,
             load.prefill_reach,
         )
         self.ledger.append(record)
         self._untold.append(record)
+
+    def _newly_moved(self, tiers: Tiers) -> tuple[int, int, int]:
+        """Bytes in, bytes out and ns since the last call."""
+        inward, outward = tiers.moved_in, tiers.moved_out
+        before = self._moved
+        now = self._moved = inward.nbytes, outward.nbytes, inward.ns + outward.ns
+        return _NOTHING if now == before else (now[0] - before[0], now[1] - before[1], now[2] - before[2])
 
     def due(self, now: int) -> bool:
         """Whether there is something to tell, and it is time to."""

@@ -14,8 +14,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from firsttoken.core.clock import NS_PER_S
+
 # A submit of more would hold what is behind it for more than about a millisecond on a PCIe 5 link.
 MAX_SUBMIT_BYTES = 64 << 20
+
+
+class Moved:
+    """What was seen to arrive from one pool in another since the start: ``nbytes``, for which its stream took ``ns`` by
+    the device's clock (within host memory the copying thread, by the host's). One thread adds, any may read."""
+
+    __slots__ = ("nbytes", "ns")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.ns = 0
+
+    def add(self, nbytes: int, seconds: float) -> None:
+        self.nbytes += nbytes
+        self.ns += round(seconds * NS_PER_S)
 
 
 class CopyHandle(Protocol):
@@ -80,6 +97,11 @@ class CopyEngine(Protocol):
 
     def gigabytes_per_s(self, source: str, target: str) -> float:
         """The bandwidth that `seconds` reckons with, fixed costs apart (1 GB = 10^9 bytes)."""
+        ...
+
+    def moved(self, source: str, target: str) -> Moved:
+        """The running total of this direction, always the same object. A copy is counted when somebody sees that it
+        has arrived: a step late, and without waiting for it. Raises `KeyError` for an unknown pool."""
         ...
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from firsttoken.kvcache.copy import CopyHandle, Piece
+from firsttoken.kvcache.copy import CopyHandle, Moved, Piece
 from firsttoken.kvcache.stream_copy import CopyStream, Direction, Event, StreamCopyEngine
 
 Defer = Callable[[Callable[[], None]], None]
@@ -127,6 +127,10 @@ class DeferredCopyEngine:
 
     def gigabytes_per_s(self, source: str, target: str) -> float:
         return self._engine.gigabytes_per_s(source, target)
+
+    def moved(self, source: str, target: str) -> Moved:
+        """The lane's thread counts a copy when it has made it."""
+        return self._engine.moved(source, target)
 
     def close(self) -> None:
         self._closed = True

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from firsttoken.core.clock import now_ns
-from firsttoken.kvcache.copy import MAX_SUBMIT_BYTES, BlockMemory, CopyHandle, Piece, check_pairs, pieces
+from firsttoken.kvcache.copy import MAX_SUBMIT_BYTES, BlockMemory, CopyHandle, Moved, Piece, check_pairs, pieces
 from firsttoken.kvcache.copy_meter import CopyCost, CopyMeter
 
 Direction: TypeAlias = Literal["in", "out", "within", "host"]
@@ -69,18 +69,26 @@ class CopyDevice(Protocol):
 
 
 class _Flight:
-    """A submitted copy (without ``begin``: a mark). ``end`` is given back when the copy is seen to have arrived."""
+    """A submitted copy (without ``begin``: a mark). ``end`` is given back when the copy is seen to have arrived, and
+    it is then counted in ``moved``."""
 
-    __slots__ = ("_engine", "begin", "end", "line", "nbytes")
+    __slots__ = ("_engine", "begin", "end", "line", "moved", "nbytes")
 
     def __init__(
-        self, engine: StreamCopyEngine, line: _Line, begin: Event | None, end: Event | None, nbytes: int
+        self,
+        engine: StreamCopyEngine,
+        line: _Line,
+        begin: Event | None,
+        end: Event | None,
+        nbytes: int = 0,
+        moved: Moved | None = None,
     ) -> None:
         self._engine = engine
         self.line = line
         self.begin = begin
         self.end = end
         self.nbytes = nbytes
+        self.moved = moved
 
     def done(self) -> bool:
         if self.end is not None:
@@ -136,6 +144,7 @@ class StreamCopyEngine:
         self._lines: dict[Direction, _Line] = {}
         self._host = CopyMeter(_PRIORS["host"])
         self._events: list[Event] = []
+        self._moved: dict[tuple[str, str], Moved] = {}
         self._closed = False
 
     @property
@@ -151,7 +160,7 @@ class StreamCopyEngine:
 
     def mark(self) -> CopyHandle:
         self.reap(self._compute)
-        flight = _Flight(self, self._compute, None, self._event(), 0)
+        flight = _Flight(self, self._compute, None, self._event())
         self._device.record_compute(flight.end)  # type: ignore[arg-type]
         self._compute.flights.append(flight)
         return flight
@@ -171,7 +180,7 @@ class StreamCopyEngine:
         nbytes = len(pairs) * self._block_bytes
         direction = _direction(origin, destination)
         if direction == "host":
-            return self._copy_now(parts, nbytes, after)
+            return self._copy_now(parts, nbytes, after, self.moved(source, target))
         line = self._line(direction)
         self.reap(line)
         stream = line.stream
@@ -183,7 +192,7 @@ class StreamCopyEngine:
                 handle.wait()
             elif handle.end is not None and handle.line is not line:  # a stream keeps its own order
                 stream.wait_event(handle.end)
-        flight = _Flight(self, line, self._event(), self._event(), nbytes)
+        flight = _Flight(self, line, self._event(), self._event(), nbytes, self.moved(source, target))
         stream.record(flight.begin)  # type: ignore[arg-type]
         stream.copy(parts)
         stream.record(flight.end)  # type: ignore[arg-type]
@@ -205,6 +214,13 @@ class StreamCopyEngine:
     def gigabytes_per_s(self, source: str, target: str) -> float:
         slope = self.meter(source, target).cost.s_per_byte
         return 1e-9 / slope if slope > 0 else float("inf")
+
+    def moved(self, source: str, target: str) -> Moved:
+        found = self._moved.get((source, target))
+        if found is None:
+            self.num_blocks(source), self.num_blocks(target)  # refuses what is no pool
+            found = self._moved.setdefault((source, target), Moved())
+        return found
 
     def meter(self, source: str, target: str) -> CopyMeter:
         """What was learned of a direction."""
@@ -243,7 +259,10 @@ class StreamCopyEngine:
             line.pending -= flight.nbytes
             flight.begin = flight.end = None
             if begin is not None:
-                line.meter.observe(flight.nbytes, self._device.seconds_between(begin, end))
+                seconds = self._device.seconds_between(begin, end)
+                line.meter.observe(flight.nbytes, seconds)
+                if flight.moved is not None:
+                    flight.moved.add(flight.nbytes, seconds)
                 self._events.append(begin)
             self._events.append(end)
 
@@ -260,13 +279,15 @@ class StreamCopyEngine:
             self._lines[direction] = line
         return line
 
-    def _copy_now(self, parts: Sequence[Piece], nbytes: int, after: Sequence[CopyHandle]) -> CopyHandle:
+    def _copy_now(self, parts: Sequence[Piece], nbytes: int, after: Sequence[CopyHandle], moved: Moved) -> CopyHandle:
         for handle in after:
             handle.wait()
         began = now_ns()
         self._device.copy_now(parts)
-        self._host.observe(nbytes, (now_ns() - began) / 1e9)
-        return _Flight(self, self._compute, None, None, 0)
+        seconds = (now_ns() - began) / 1e9
+        self._host.observe(nbytes, seconds)
+        moved.add(nbytes, seconds)
+        return _Flight(self, self._compute, None, None)
 
 
 def _direction(origin: BlockMemory, destination: BlockMemory) -> Direction:

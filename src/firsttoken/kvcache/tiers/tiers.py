@@ -46,7 +46,8 @@ class Prompt:
 
 
 class Tiers:
-    """``recompute`` tells what computing would take instead. All calls from the engine's thread; none waits."""
+    """``recompute`` tells what computing would take instead. All calls from the engine's thread; none waits.
+    ``moved_in`` and ``moved_out`` are the running totals of copies to the device and from it."""
 
     def __init__(
         self,
@@ -63,6 +64,8 @@ class Tiers:
         self.host.on_kept = self._falls
         self.disk = disk
         self._copies = copies
+        self.moved_in = copies.moved("host", "device")
+        self.moved_out = copies.moved("device", "host")
         self._cost = RestoreCost(recompute)
         self._block_tokens = block_tokens
         self._block_hash = block_hash
