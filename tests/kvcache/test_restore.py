@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from firsttoken.kvcache.disk import DiskHandle, Outcome
-from firsttoken.kvcache.tiers.restore import Load, Restore, Restored
+from firsttoken.kvcache.tiers.restore import FileRead, Load, Restore, Restored
 
 
 class Copy:
@@ -57,6 +57,10 @@ class Lease:
         return [100 + block for block in range(first, end)]
 
 
+def load(first: int, blocks: list[int], handle: DiskHandle) -> Load:
+    return Load(first, FileRead((b"", first), blocks, handle))
+
+
 def restore(first: int, host_end: int, targets: list[int], loads: Sequence[Load] = ()) -> Restore:
     lease: Any = Lease() if host_end > first else None
     return Restore(first, host_end, targets, lease, deque(loads), 0, 0.0, 0.0)
@@ -80,7 +84,7 @@ def test_copies_come_behind_what_fills_their_sources_and_what_reads_their_target
 def test_files_are_copied_in_their_order_behind_what_reads_their_targets() -> None:
     engine: Any = Engine()
     reading, handles = Copy(), [DiskHandle(), DiskHandle()]
-    one = restore(0, 0, [5, 6, 7], [Load(0, [1, 2], handles[0]), Load(2, [3, 4], handles[1])])
+    one = restore(0, 0, [5, 6, 7], [load(0, [1, 2], handles[0]), load(2, [3, 4], handles[1])])
     handles[1].resolve(Outcome.DONE)
     assert not one.advance(Host({}), engine, [reading])  # type: ignore[arg-type]
     assert not engine.submitted, "the first has not been read"
@@ -88,13 +92,13 @@ def test_files_are_copied_in_their_order_behind_what_reads_their_targets() -> No
     assert not one.advance(Host({}), engine, [reading])  # type: ignore[arg-type]
     assert [pairs for pairs, _, _ in engine.submitted] == [[(1, 5), (2, 6)], [(3, 7)]], "no more than is wanted"
     assert all(after == [reading] for _, after, _ in engine.submitted)
-    assert one.staged == [1, 2, 3, 4]
+    assert [each.blocks for each in one.staged] == [[1, 2], [3, 4]]
 
 
 def test_what_follows_a_file_that_could_not_be_read_is_not_restored() -> None:
     engine: Any = Engine()
     handles = [DiskHandle(Outcome.DONE), DiskHandle(Outcome.CORRUPT), DiskHandle(Outcome.DONE)]
-    one = restore(0, 0, [5, 6, 7], [Load(at, [at], handle) for at, handle in enumerate(handles)])
+    one = restore(0, 0, [5, 6, 7], [load(at, [at], handle) for at, handle in enumerate(handles)])
     one.advance(Host({}), engine)  # type: ignore[arg-type]
     assert [pairs for pairs, _, _ in engine.submitted] == [[(0, 5)]]
     engine.submitted[0][2].arrived = True
@@ -106,7 +110,7 @@ def test_what_follows_a_file_that_could_not_be_read_is_not_restored() -> None:
 def test_a_restore_that_is_given_up_gates_what_is_computed_next() -> None:
     engine: Any = Engine()
     late = DiskHandle()
-    one = restore(0, 2, [5, 6, 7], [Load(2, [9], late)])
+    one = restore(0, 2, [5, 6, 7], [load(2, [9], late)])
     one.advance(Host({}), engine)  # type: ignore[arg-type]
     one.cancel()
     assert engine.submitted[0][2].gates
@@ -114,4 +118,4 @@ def test_a_restore_that_is_given_up_gates_what_is_computed_next() -> None:
     engine.submitted[0][2].arrived = True
     assert one.advance(Host({}), engine)  # type: ignore[arg-type]
     assert len(engine.submitted) == 1, "nothing more is copied to blocks that are somebody else's"
-    assert one.staged == [9], "and what was read is given back"
+    assert [each.blocks for each in one.staged] == [[9]], "and what was read is given back"

@@ -89,6 +89,33 @@ def test_host_memory_smaller_than_a_prompt_is_of_little_use_and_does_no_harm(clo
     assert w.tiers.stats().full_shards > 0
 
 
+def test_prompts_that_wait_for_the_same_files_read_them_once(clock: Clock, tmp_path: Path) -> None:
+    w = filled(tmp_path, clock, LONG, blocks=24, host_blocks=24)  # of which 12 for files: not for both
+    assert w.files is not None
+    first, second = w.add(LONG, 3), w.add([*LONG[:32], 1, 2], 3)
+    w.turn()
+    assert w.tiers.stats().host_blocks == 8
+    w.drain()
+    assert [each.num_cached_disk for each in (first, second)] == [32, 32]
+    assert w.files.stats().hits == 4, "as many as there are files"
+
+
+def test_who_gives_up_does_not_take_the_others_files_away(clock: Clock, tmp_path: Path) -> None:
+    w = filled(tmp_path, clock, LONG, blocks=24, host_blocks=24)
+    assert w.files is not None
+    first, second = w.add(LONG, 3), w.add(LONG, 3)
+    w.turn()
+    w.abort(first.request_id)
+    w.run_files()
+    w.abort(second.request_id)
+    again = w.add(LONG, 3)
+    w.turn()
+    assert w.files.stats().hits == 4, "who comes while they are there, too"
+    w.drain()
+    assert again.num_cached_disk == 32
+    assert w.tiers.stats().host_blocks == len(w.tiers.host.index), "and then they make room"
+
+
 def test_an_abort_while_files_are_read_leaves_their_buffers_until_they_have_been(clock: Clock, tmp_path: Path) -> None:
     w = filled(tmp_path, clock, A)
     request = w.add(A, 3)

@@ -106,11 +106,14 @@ class Storm:
         if not files:
             return
         path, other = self.random.choice(files), self.random.choice(files)
-        data = bytearray(path.read_bytes())
+        try:
+            data, others = bytearray(path.read_bytes()), other.read_bytes()
+        except FileNotFoundError:  # a thread removes what was forgotten
+            return
         if self.random.random() < 0.5 and data:
             data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
         else:
-            data = bytearray(other.read_bytes())[: self.random.choice([None, None, 100, -1, 0])]
+            data = bytearray(others)[: self.random.choice([None, None, 100, -1, 0])]
         path.write_bytes(data)
 
     def end(self) -> None:

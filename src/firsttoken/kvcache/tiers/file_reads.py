@@ -13,7 +13,7 @@ from firsttoken.kvcache.prefix_index import BlockHash
 from firsttoken.kvcache.shards import TOKEN_BYTES
 from firsttoken.kvcache.tiers.cost import RestoreCost
 from firsttoken.kvcache.tiers.host_tier import HostTier
-from firsttoken.kvcache.tiers.restore import Load
+from firsttoken.kvcache.tiers.restore import FileRead, Load
 from firsttoken.kvcache.tiers.stats import TierStats
 
 # A file's shard ends within so many blocks, mostly at a multiple of as many as shards have by default.
@@ -25,7 +25,8 @@ PRIOR_GB_S, PRIOR_MS = 1.0, 1.0
 
 
 class FileReads:
-    """All calls from the engine's thread; the reading is done by the disk's own."""
+    """All calls from the engine's thread; the reading is done by the disk's own. Who wants a file that is being read,
+    or whose blocks somebody is still copying, shares them."""
 
     def __init__(
         self,
@@ -48,7 +49,8 @@ class FileReads:
         self._most_staged = int(STAGING_PART * host.pool.memory.capacity)
         self.staged = 0
         self.was_full = False  # the last time that `begin` was asked, more could have been read with more room
-        self._unwanted: list[Load] = []
+        self._reads: dict[tuple[bytes, int], FileRead] = {}
+        self._unwanted: list[FileRead] = []
 
     def begin(
         self, root: bytes, data: bytes, found: int, limit: int, parent: bytes, service: ServiceClass
@@ -62,23 +64,25 @@ class FileReads:
             return loads
         start, end = found * self._block_tokens, metas[-1].start + metas[-1].num_tokens
         total = (end - metas[0].start) // self._block_tokens
-        seconds = self.seconds(total, len(metas)) + self._copies.seconds("host", "device", total)
+        new = [meta for meta in metas if self._shared(meta) is None]
+        blocks = sum(meta.num_tokens for meta in new) // self._block_tokens
+        seconds = self.seconds(blocks, max(1, len(new))) + self._copies.seconds("host", "device", total)
         # Where a read has not come for long, the disk hangs.
-        if any(load.late for load in self._unwanted) or not self._cost.is_worth(seconds, start, end):
+        if any(read.late and not read.handle.done() for read in self._reads.values()) or not self._cost.is_worth(
+            seconds, start, end
+        ):
             self._stats.declined_tokens += end - start
             return loads
         at = found
         for meta in metas:
-            count = meta.num_tokens // self._block_tokens
-            blocks = None
-            if self.staged + count <= self._most_staged:
-                blocks = self._host.take(count, now_ns())
-            if blocks is None:
+            read = self._shared(meta) or self._read(meta, service)
+            if read is None:
                 self.was_full = True
                 break
-            self.staged += count
-            handle = self._disk.get(meta, self._host.views(blocks), service)
-            load = Load(at, blocks, handle, skip=at - meta.start // self._block_tokens)
+            if not read.users and read in self._unwanted:
+                self._unwanted.remove(read)
+            read.users += 1
+            load = Load(at, read, skip=at - meta.start // self._block_tokens)
             loads.append(load)
             at = load.end
         return loads
@@ -91,28 +95,51 @@ class FileReads:
         return (stats.first_byte_ms or PRIOR_MS) / 1e3 + nbytes / 1e9 / gb_s
 
     def drop(self, loads: Iterable[Load], *, late: bool = False) -> None:
-        """Nobody wants them any more (or longer: they are ``late``); their blocks come free when they have been
-        read."""
+        """A user has copied them, or does not want them any more (or longer: they are ``late``). Where none does, their
+        blocks come free when they have been read."""
         for load in loads:
-            load.late = late
-            self._unwanted.append(load)
-
-    def done_with(self, blocks: list[int]) -> None:
-        """What was read has been copied."""
-        self.staged -= len(blocks)
-        self._host.give(blocks)
+            read = load.read
+            read.users -= 1
+            read.late = read.late or late
+            if not read.users:
+                self._unwanted.append(read)
+                self._free(read)
 
     @property
     def busy(self) -> bool:
         return bool(self._unwanted)
 
     def advance(self) -> None:
-        for load in self._unwanted:
-            if load.handle.done():
-                self.done_with(load.blocks)
-        self._unwanted = [load for load in self._unwanted if not load.handle.done()]
+        for read in list(self._unwanted):
+            self._free(read)
 
     # ------------------------------------------------------------------ inside
+
+    def _shared(self, meta: ShardMeta) -> FileRead | None:
+        read = self._reads.get((meta.key, meta.start))
+        return None if read is None or (read.handle.done() and not read.handle.ok) else read
+
+    def _read(self, meta: ShardMeta, service: ServiceClass) -> FileRead | None:
+        count = meta.num_tokens // self._block_tokens
+        blocks = None
+        if self.staged + count <= self._most_staged:
+            blocks = self._host.take(count, now_ns())
+        if blocks is None:
+            return None
+        self.staged += count
+        key = (meta.key, meta.start)
+        read = self._reads[key] = FileRead(key, blocks, self._disk.get(meta, self._host.views(blocks), service))
+        return read
+
+    def _free(self, read: FileRead) -> None:
+        """Give the blocks of a read back that nobody wants, once nothing is written there."""
+        if not read.handle.done():
+            return
+        self._unwanted.remove(read)
+        if self._reads.get(read.key) is read:
+            del self._reads[read.key]
+        self.staged -= len(read.blocks)
+        self._host.give(read.blocks)
 
     def _files(self, root: bytes, data: bytes, at: int, limit: int, parent: bytes) -> list[ShardMeta]:
         """The stored shards that lie one behind the other and hold what goes on from block ``at``. The first may begin

@@ -30,14 +30,31 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class Load:
-    """Host blocks that are filled from a file; but for the first ``skip``, for the chain's blocks from ``first`` on."""
+class FileRead:
+    """Host blocks that are filled from a file, for ``users`` who want them."""
 
-    first: int
+    key: tuple[bytes, int]
     blocks: list[int]
     handle: DiskHandle
-    late: bool = False  # nobody waits for it any longer
+    users: int = 0
+    late: bool = False  # somebody does not wait for it any longer
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A file that is read for one user: its blocks but for the first ``skip`` are the chain's from ``first`` on."""
+
+    first: int
+    read: FileRead
     skip: int = 0
+
+    @property
+    def blocks(self) -> list[int]:
+        return self.read.blocks
+
+    @property
+    def handle(self) -> DiskHandle:
+        return self.read.handle
 
     @property
     def end(self) -> int:
@@ -64,7 +81,7 @@ class Restore:
     computing_s: float  # what it would take instead
     copied: int = 0  # blocks whose copies were submitted
     failed: bool = False
-    staged: list[int] = field(default_factory=list)  # host blocks of files that have been read
+    staged: list[Load] = field(default_factory=list)  # files that have been read, for their host blocks
     copies: list[CopyHandle] = field(default_factory=list)
 
     def advance(self, host: HostTier, engine: CopyEngine, after: Sequence[CopyHandle] = ()) -> bool:
@@ -75,7 +92,7 @@ class Restore:
             self._copy(engine, sources, [*after, *host.copies_to(sources)])
         while self.loads and self.loads[0].handle.done():
             load = self.loads.popleft()
-            self.staged += load.blocks
+            self.staged.append(load)
             self.failed = self.failed or not load.handle.ok
             if not self.failed:
                 self._copy(engine, load.blocks[load.skip :], after)

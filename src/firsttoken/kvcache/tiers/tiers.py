@@ -8,7 +8,7 @@ all has arrived. Files are read from the moment that the request comes (`prefetc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from time import sleep
 
@@ -317,7 +317,7 @@ class Tiers:
         self._stats.declined_tokens += (end - first) * self._block_tokens
         return False
 
-    def _drop(self, loads: deque[Load] | tuple[Load, ...], *, late: bool = False) -> None:
+    def _drop(self, loads: Collection[Load], *, late: bool = False) -> None:
         if loads and self._files is not None:
             self._files.drop(loads, late=late)
 
@@ -325,4 +325,4 @@ class Tiers:
         if restore.lease is not None:
             self.host.release(restore.lease, now_ns())
         if restore.staged and self._files is not None:
-            self._files.done_with(restore.staged)
+            self._files.drop(restore.staged)
