@@ -134,3 +134,42 @@ def test_the_start_says_what_will_not_be_stored(
     caplog.clear()
     open_store(tmp_path, margin_bytes=MIB).close()
     assert caplog.text == "", "the margin is told at the start, and nothing is over the cap"
+
+
+def test_a_disk_that_fills_while_it_is_used_is_told_once_and_when_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path, margin_bytes=100 * MIB)
+    numbers = iter(range(100))
+
+    def write(free_mib: int) -> tuple[Outcome | None, list[str]]:
+        monkeypatch.setattr(store._folder, "free_bytes", lambda: free_mib * MIB)
+        caplog.clear()
+        outcome = store.put(shard(next(numbers)), bytes(MIB)).wait(20)
+        return outcome, [record.getMessage() for record in caplog.records if "MiB free" in record.getMessage()]
+
+    assert write(110) == (Outcome.DONE, [])
+    assert write(110) == (Outcome.DONE, [])
+    outcome, [said] = write(70)
+    assert outcome is Outcome.NO_SPACE
+    for part in (str(tmp_path), "only 70 MiB free", "100 MiB are left to others", "--kv-disk-size"):
+        assert part in said
+    assert write(60) == (Outcome.NO_SPACE, [])
+    assert write(102) == (Outcome.DONE, []), "that may be over in a moment"
+    assert write(60) == (Outcome.NO_SPACE, [])
+    outcome, [said] = write(126)
+    assert (outcome, "126 MiB free: KV is written to files again" in said) == (Outcome.DONE, True)
+    assert len(write(60)[1]) == 1
+    store.start_warnings()
+    store.close()
+
+
+def test_what_the_start_said_of_a_full_disk_is_not_said_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path, margin_bytes=100 * MIB)
+    monkeypatch.setattr(store._folder, "free_bytes", lambda: 70 * MIB)
+    assert len(store.start_warnings()) == 1
+    assert store.put(shard(1), bytes(MIB)).wait(20) is Outcome.NO_SPACE
+    assert "MiB free" not in caplog.text
+    store.close()

@@ -15,6 +15,7 @@ from firsttoken.kvcache.disk.folder import Folder
 from firsttoken.kvcache.disk.format import Header
 from firsttoken.kvcache.disk.index import DiskIndex, Stored
 from firsttoken.kvcache.disk.outcome import Outcome
+from firsttoken.kvcache.disk.space_watch import SpaceWatch
 from firsttoken.kvcache.disk.stats import Complaints, Counters
 from firsttoken.kvcache.eviction.interface import Shard
 
@@ -41,6 +42,7 @@ class Shelf:
     ) -> None:
         self.lock = threading.Lock()
         self.complaints = Complaints()
+        self.space = SpaceWatch(folder.path, margin_bytes)
         self._folder = folder
         self._index = index
         self._identity = identity
@@ -71,6 +73,7 @@ class Shelf:
             while not self._leaves_margin(nbytes):
                 freed = self._evict() if given < _GIVE_WAY * nbytes else 0
                 if not freed:
+                    self._tell_short(nbytes)
                     return Outcome.NO_SPACE
                 given += freed
             with self.lock:
@@ -204,7 +207,21 @@ class Shelf:
             self.error(error, "asking for free space")
             return False
         with self.lock:
-            return free >= self._margin_bytes + self._beside + nbytes
+            enough = free >= self._margin_bytes + self._beside + nbytes
+        if enough and nbytes:
+            self.space.fits(free)
+        return enough
+
+    def _tell_short(self, nbytes: int) -> None:
+        if not nbytes:  # nobody wanted to write
+            return
+        try:
+            free = self._folder.free_bytes()
+        except OSError:  # told already
+            return
+        with self.lock:
+            taken = self._index.nbytes + self._beside
+        self.space.refused(free, taken)
 
     def _evict(self) -> int:
         """Bytes that were freed, 0 when nothing may go. Under ``_names``."""

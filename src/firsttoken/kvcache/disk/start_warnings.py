@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from firsttoken.kvcache.disk.config import GIB, MIB, DiskConfig
 from firsttoken.kvcache.disk.folder import Folder
+from firsttoken.kvcache.disk.space_watch import SpaceWatch
 
 
-def start_warnings(folder: Folder, config: DiskConfig) -> list[str]:
-    """A sentence each; none where all is well."""
+def start_warnings(folder: Folder, config: DiskConfig, space: SpaceWatch) -> list[str]:
+    """A sentence each; none where all is well. ``space`` is spared to tell the same once more."""
     named = config.folder
     if not folder.writable:
         return [f"another process writes {named}: this one only reads there, and stores nothing"]
@@ -17,6 +18,7 @@ def start_warnings(folder: Folder, config: DiskConfig) -> list[str]:
         return [f"the file system of {named} does not say how much is free ({error.strerror}): nothing is stored"]
     found = []
     if free <= config.margin_bytes:
+        space.is_short = True
         found.append(
             f"the file system of {named} has {free // MIB} MiB free, and {config.margin_bytes // MIB} MiB are left to "
             "others (the margin): nothing more is stored until there is more"

@@ -81,7 +81,7 @@ class DiskStore:
 
     def start_warnings(self) -> list[str]:
         """What its user should know now of the folder: that nothing, or less than asked for, can be stored."""
-        return start_warnings(self._folder, self.config)
+        return start_warnings(self._folder, self.config, self._shelf.space)
 
     def contains(self, key: bytes) -> bool:
         """Whether a shard of this key is known to be stored; `get` may still miss."""
