@@ -17,6 +17,7 @@ from firsttoken.server.call import App, Handler, Live, Receive, Scope, Send, giv
 from firsttoken.server.chat import ChatRoute
 from firsttoken.server.completions import CompletionRoute
 from firsttoken.server.config import ServerConfig
+from firsttoken.server.dashboard import Dashboard
 from firsttoken.server.errors import ApiError, as_api_error
 from firsttoken.server.meta import meta_routes
 from firsttoken.server.recorder import Recorder
@@ -35,12 +36,14 @@ _OPENAI = re.compile(
 
 
 class FirstTokenApp:
-    """The application of one model. `live` knows the calls in progress, so that a stopping server can end them."""
+    """The application of one model. `live` knows the calls in progress and `dashboard` those who watch, so that a
+    stopping server can end them."""
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
         state = AppState(llm, config, Live(Recorder(llm).keep))
         self.live: Live = state.live
-        self._app: App = _Router(state)
+        self.dashboard = Dashboard(llm)
+        self._app: App = _Router(state, self.dashboard)
         if config.api_keys:
             self._app = ApiKeys(self._app, config.named_keys(), lasting=llm.info.kv_outlives)
 
@@ -54,7 +57,7 @@ def build_app(llm: AsyncLLM, config: ServerConfig) -> FirstTokenApp:
 
 
 class _Router:
-    def __init__(self, state: AppState) -> None:
+    def __init__(self, state: AppState, dashboard: Dashboard) -> None:
         self._live = state.live
         self._hot: dict[str, Handler] = {
             "/v1/chat/completions": ChatRoute(state),
@@ -63,7 +66,7 @@ class _Router:
             "/detokenize": DetokenizeRoute(state),
         }
         self._rest = Starlette(
-            routes=[*meta_routes(state), *request_routes(state)],
+            routes=[*meta_routes(state), *request_routes(state), *dashboard.routes()],
             exception_handlers={
                 HTTPException: _http_error,
                 ApiError: _api_error,

@@ -15,11 +15,15 @@ from firsttoken.server.config import ApiKey
 from firsttoken.server.errors import ApiError
 from firsttoken.server.salts import cache_salts
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/progress"})
+OPEN_PATHS = frozenset(
+    {"/health", "/health/live", "/health/ready", "/health/progress", "/dashboard", "/dashboard/"}
+)
+# The dashboard's files, of which nothing is anybody's; its data are behind the key.
+OPEN_BELOW = "/dashboard/static/"
 
 
 class ApiKeys:
-    """ASGI middleware: 401 without one of the keys, on every path but the health checks.
+    """ASGI middleware: 401 without one of the keys, on every path but the health checks and the dashboard's empty page.
 
     Only SHA-256 digests are kept and compared, each in constant time and all of them always. A key is a tenant of its
     own; keys of one name are one tenant, so that a key can be replaced while its holder still uses the old one.
@@ -73,7 +77,8 @@ class _Holder:
 
 
 def _is_open(scope: Scope) -> bool:
-    return scope["method"] in ("GET", "HEAD") and scope["path"] in OPEN_PATHS
+    path = scope["path"]
+    return scope["method"] in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith(OPEN_BELOW))
 
 
 def _unauthorized() -> ApiError:

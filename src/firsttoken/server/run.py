@@ -175,6 +175,7 @@ class Ending:
     def __init__(self, llm: AsyncLLM, app: FirstTokenApp, server: uvicorn.Server, drain_s: float) -> None:
         self._llm = llm
         self._live = app.live
+        self._dashboard = app.dashboard
         self._server = server
         self._drain_s = drain_s
         self._draining: asyncio.Task[None] | None = None
@@ -206,6 +207,7 @@ class Ending:
             return
         self._stopped = True
         self._cut = self._live.end_all()
+        self._dashboard.close()
         if asked or self._cut:
             _say("stopped: " + ("1 request was" if self._cut == 1 else f"{self._cut} requests were") + " ended early")
         self._server.should_exit = True

@@ -1,0 +1,139 @@
+"""What a live picture shows of one moment, as JSON objects. Nothing here knows who looks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
+from firsttoken.core.errors import FirstTokenError
+from firsttoken.core.service import CLASS_NAMES
+from firsttoken.observability.kv_dashboard import kv_dashboard
+from firsttoken.observability.live import WINDOW_S
+from firsttoken.transport.messages import EngineStats
+from firsttoken.version import __version__
+
+if TYPE_CHECKING:
+    from firsttoken.frontend.async_llm import AsyncLLM
+    from firsttoken.observability.recent import EndedRequest
+
+# Rates are told over so long a time: with less, slow steps would make them flicker.
+RATE_NS = 2 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    ns: int
+    stats: EngineStats
+
+
+class Snapshots:
+    """Looks at ``llm`` as often as it is asked to; the rates are between looks."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+        self._totals: deque[_Totals] = deque()
+
+    def forget(self) -> None:
+        """Nobody has looked for a while: the next rates begin anew."""
+        self._totals.clear()
+
+    def now(self) -> dict[str, Any]:
+        """Everything but steps, requests and the cache's totals."""
+        llm, stats = self._llm, self._llm.stats
+        health = llm.progress()
+        classes = llm.metrics.live.read()
+        for name, told in zip(CLASS_NAMES, stats.classes, strict=False):
+            classes[name] |= {
+                "running": told.running,
+                "waiting": told.waiting,
+                "turned_away": sum(told.refused.values()),
+                "predicted_ttft_s": told.predicted_ttft_s,
+                "until_missed_s": told.until_missed_s,
+            }
+        free = max(stats.kv_total - stats.kv_used - stats.kv_cached, 0)
+        return {
+            "now_ms": round(now_ns() / NS_PER_MS, 3),
+            "unix_ms": round(time.time() * 1e3),
+            "state": "draining" if llm.is_draining and health.state != "dead" else health.state,
+            "error": self._error(),
+            "heartbeat_age_ms": round(health.heartbeat_age_ms, 1),
+            "step_age_ms": None if health.step_age_ms is None else round(health.step_age_ms, 1),
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "kv_blocks": {"total": stats.kv_total, "used": stats.kv_used, "cached": stats.kv_cached, "free": free},
+            "preemptions": stats.preemptions,
+            "window_s": WINDOW_S,
+            "classes": classes,
+            "rates": self._rates(stats),
+        }
+
+    def engine(self) -> dict[str, Any] | None:
+        """What does not change; None once the engine is dead."""
+        try:
+            info = self._llm.info
+        except FirstTokenError:
+            return None
+        return {
+            "version": __version__,
+            "model": self._llm.model_name,
+            "device": info.device_name or info.device,
+            "dtype": info.dtype,
+            "quantization": info.quantization,
+            "max_model_len": info.max_model_len,
+            "max_num_seqs": info.max_num_seqs,
+            "block_tokens": info.block_tokens,
+            "bytes_per_block": info.bytes_per_block,
+        }
+
+    def kv(self) -> dict[str, Any] | None:
+        """The cache's totals, as ``GET /v1/kv`` has them; None once the engine is dead."""
+        try:
+            return kv_dashboard(self._llm.info, self._llm.stats, self._llm.kv_report)
+        except FirstTokenError:
+            return None
+
+    def _error(self) -> str | None:
+        try:
+            self._llm.info  # noqa: B018  # it is the question
+        except FirstTokenError as error:
+            return str(error)
+        return None
+
+    def _rates(self, stats: EngineStats) -> dict[str, float | None]:
+        """Of the last `RATE_NS`, or since the first look; None at that."""
+        now, totals = now_ns(), self._totals
+        while len(totals) > 1 and totals[1].ns <= now - RATE_NS:
+            totals.popleft()
+        totals.append(_Totals(now, stats))
+        before = totals[0]
+        seconds = (now - before.ns) / NS_PER_S
+        if not seconds:
+            return dict.fromkeys(("requests_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "steps_per_s"))
+        old = before.stats
+        return {
+            "requests_per_s": round((stats.finished - old.finished) / seconds, 2),
+            "output_tokens_per_s": round((stats.output_tokens - old.output_tokens) / seconds, 1),
+            "prompt_tokens_per_s": round((stats.prompt_tokens - old.prompt_tokens) / seconds, 1),
+            "steps_per_s": round((stats.steps - old.steps) / seconds, 1),
+        }
+
+
+def request_line(ended: EndedRequest) -> dict[str, Any]:
+    """One ended request in a list of them."""
+    return {
+        "id": ended.id,
+        "route": ended.route,
+        "service_class": ended.service_class,
+        "unix_ms": ended.received_unix_ns // NS_PER_MS,
+        "prompt_tokens": ended.prompt_tokens,
+        "output_tokens": ended.output_tokens,
+        "ttft_ms": None if ended.ttft_ns is None else round(ended.ttft_ns / NS_PER_MS, 3),
+        "total_ms": round((ended.ended_ns - ended.received_ns) / NS_PER_MS, 3),
+        "outcome": ended.outcome,
+        "finish_reason": ended.finish_reason,
+        "status": ended.status,
+        "error": ended.error,
+    }
