@@ -31,6 +31,7 @@ from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request, Status
 from firsttoken.core.step_record import MAX_NAMED_PROMPTS, StepRecord
 from firsttoken.core.timeline import Mark
+from firsttoken.engine.stub_gauges import StubGauges, class_stats
 from firsttoken.transport.channel import ChannelClosed, ClientEnd, EngineEnd
 from firsttoken.transport.inprocess import in_process_channel
 from firsttoken.transport.messages import (
@@ -192,6 +193,7 @@ class StubLoop:
         self._totals = dict.fromkeys(_TOTALS, 0)
         self._last_step_ns = 0
         self._records: list[StepRecord] = []
+        self._gauges = StubGauges()
         self.killed_by: Fault | None = None
 
     def run(self) -> None:
@@ -303,6 +305,7 @@ class StubLoop:
             self._running[stream.request.request_id] = stream
             self._totals["prompt_tokens"] += stream.request.num_prompt
             self._totals["cached_prompt_tokens"] += stream.request.num_cached
+            self._gauges.prompt(stream.request)
 
     def _step(self) -> None:
         began = now_ns()
@@ -399,7 +402,7 @@ class StubLoop:
             return
         self._told_ns = now
         deltas, self._deltas = self._deltas, []
-        self._end.send(StepOutputs(deltas, self._stats(now), steps=self._take_records()))
+        self._end.send(StepOutputs(deltas, self._stats(now), self._gauges.kv(now), steps=self._take_records()))
 
     def _stats(self, now: int) -> EngineStats:
         return EngineStats(
@@ -409,7 +412,9 @@ class StubLoop:
             kv_used=sum(stream.blocks for stream in self._running.values()),
             heartbeat_ns=now,
             last_step_ns=self._last_step_ns,
-            classes=[],
+            classes=class_stats(
+                (one.request for one in self._waiting), (one.request for one in self._running.values())
+            ),
             step_time_errors={},
             **self._totals,
         )

@@ -122,7 +122,7 @@ class ClassWindow:
             "itl_ms": self.itl.percentiles_ms(),
             "e2e_ms": self.e2e.percentiles_ms(),
             "requests_per_s": self.e2e.per_second(),
-            "tokens_per_s": self.ttft.per_second() + self.itl.per_second(),
+            "tokens_per_s": round(self.ttft.per_second() + self.itl.per_second(), 1),
             "ended": {outcome: counts.read().get(0, 0) for outcome, counts in self._ended.items()},
         }
 

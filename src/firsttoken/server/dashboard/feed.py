@@ -75,7 +75,7 @@ class Listener:
 
 
 class Feed:
-    """The ticks of one server. All of it belongs to the event loop; the ticking task lives while there are listeners."""
+    """The ticks of one server, on its event loop. The ticking task lives while there are listeners."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
@@ -99,8 +99,8 @@ class Feed:
             listener.close()
 
     async def frames(self, listener: Listener) -> AsyncGenerator[bytes, None]:
-        """JSON objects, the first at once, until ``listener`` is closed. What the reader misses while it does not ask is
-        not sent later, but for steps and requests. Raises `ApiError` 503 where there are too many."""
+        """JSON objects, the first at once, until ``listener`` is closed. A reader that comes late is told the present,
+        and the steps and requests that it missed. Raises `ApiError` 503 where there are too many."""
         self._join(listener)
         try:
             yield self._first(listener)
@@ -155,9 +155,9 @@ class Feed:
         now = now_ns()
         if now - self._kv_ns >= KV_EVERY_NS:
             self._kv_ns = now
-            kv = _encode(self._snapshots.kv())
-            if kv != self._kv:
-                self._kv, self._kv_number = kv, self._kv_number + 1
+            kv = self._snapshots.kv()
+            if kv is not None and (encoded := _encode(kv)) != self._kv:
+                self._kv, self._kv_number = encoded, self._kv_number + 1
         fresh = self._llm.steps.since(self._step_id)
         if fresh:
             self._step_id = fresh[-1].step_id
@@ -227,5 +227,3 @@ def parse_hz(text: str | None) -> float:
     if not MIN_HZ <= hz <= MAX_HZ:
         raise ApiError(400, f"hz must be a number in [{MIN_HZ:g}, {MAX_HZ:g}], got {text!r:.40}", param="hz")
     return hz
-
-

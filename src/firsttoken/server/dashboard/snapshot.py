@@ -35,6 +35,7 @@ class Snapshots:
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
         self._totals: deque[_Totals] = deque()
+        self._engine: dict[str, Any] | None = None
 
     def forget(self) -> None:
         """Nobody has looked for a while: the next rates begin anew."""
@@ -71,12 +72,12 @@ class Snapshots:
         }
 
     def engine(self) -> dict[str, Any] | None:
-        """What does not change; None once the engine is dead."""
+        """What does not change; None of an engine that died before anybody looked."""
         try:
             info = self._llm.info
         except FirstTokenError:
-            return None
-        return {
+            return self._engine
+        self._engine = {
             "version": __version__,
             "model": self._llm.model_name,
             "device": info.device_name or info.device,
@@ -87,6 +88,7 @@ class Snapshots:
             "block_tokens": info.block_tokens,
             "bytes_per_block": info.bytes_per_block,
         }
+        return self._engine
 
     def kv(self) -> dict[str, Any] | None:
         """The cache's totals, as ``GET /v1/kv`` has them; None once the engine is dead."""

@@ -60,7 +60,7 @@ class StepBar:
 
 
 def bars(records: Sequence[StepRecord], most: int = MAX_BARS) -> list[list[Any]]:
-    """The records as rows of `FIELDS`, each its own while there are few; else neighbours of one kind are drawn together,
+    """The records as rows of `FIELDS`, each its own while there are few; else neighbours of one kind are drawn as one,
     and where even that leaves more than twice ``most``, the newest of them."""
     together = -(-len(records) // most)
     if together <= 1:

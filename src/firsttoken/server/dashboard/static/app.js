@@ -14,6 +14,8 @@ const asked = Number(new URLSearchParams(location.search).get("hz"));
 const hz = asked >= 0.1 && asked <= 10 ? asked : calm ? 1 : 10;
 
 const panels = { latency: new Latency(), heat: new Heat(), tiers: new Tiers(), strip: new Strip(), requests: new Requests(openWaterfall) };
+// How requests end that got no answer, through no doing of their callers.
+const LOST = ["failed", "expired", "refused"];
 let slots = null;
 let countdown = 0;
 
@@ -21,11 +23,11 @@ const feed = new Feed(hz, {
   frame(frame) {
     clearInterval(countdown);
     document.body.classList.remove("waiting", "stale");
-    if (frame.engine) engine(frame.engine);
+    if (frame.engine) { engine(frame.engine); panels.heat.context = frame.engine.max_model_len; }
     health(frame);
-    tiles(frame);
     panels.latency.show(frame);
     panels.strip.show(frame);
+    tiles(frame);
     panels.requests.show(frame);
     if (frame.kv) { panels.heat.show(frame.kv, frame.now_ms); panels.tiers.show(frame.kv); }
     say(byId("clock"), `${new Date(frame.unix_ms).toLocaleTimeString()}, the server's time`);
@@ -94,8 +96,8 @@ function tiles(frame) {
   say(byId("now-slots"), slots === null ? "" : `of ${slots}`);
   say(byId("now-waiting"), number(frame.waiting));
   say(byId("now-steps"), number(rates.steps_per_s));
-  const tokens = rates.output_tokens_per_s + rates.prompt_tokens_per_s;
-  say(byId("now-batch"), rates.steps_per_s ? number(tokens / rates.steps_per_s) : "–");
+  say(byId("now-batch"), number(panels.strip.batch()));
+  say(byId("now-errors"), number(Object.values(frame.classes).reduce((sum, { ended }) => sum + LOST.reduce((some, how) => some + (ended[how] ?? 0), 0), 0)));
   say(byId("now-kv"), kv.total ? percent(kv.used / kv.total) : "–");
 }
 

@@ -5,7 +5,7 @@ import { make, number } from "./format.js";
 
 /* global uPlot */
 
-const SPAN_S = 120;
+const SPAN_S = 120, LEAST_S = 20;
 // Ten a second for the span, and no more: memory does not grow.
 const MAX_POINTS = 1200;
 
@@ -47,10 +47,11 @@ export class LineChart {
       this.empty.hidden = any;
       if (!any || !this.holder.clientWidth) return;
       if (this.plot === null) this.create();
-      const now = this.data[0][this.data[0].length - 1];
+      const [times] = this.data, now = times[times.length - 1];
+      const span = Math.min(Math.max(now - times[0], LEAST_S), SPAN_S);
       this.plot.batch(() => {
         this.plot.setData(this.data, false);
-        this.plot.setScale("x", { min: now - SPAN_S, max: now });
+        this.plot.setScale("x", { min: now - span, max: now });
       });
     });
   }
@@ -60,13 +61,13 @@ export class LineChart {
     this.plot = new uPlot({
       width: this.holder.clientWidth,
       height: this.holder.clientHeight,
-      padding: [8, 8, 0, 0],
+      padding: [8, 16, 0, 0],
       legend: { show: false },
       cursor: { show: false },
       scales: { x: { time: false }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.12 : 1] } },
       axes: [
-        { ...axis, size: 22, space: 60, incrs: [15, 30, 60], values: (plot, at) => at.map((value) => ago(plot.scales.x.max - value)),
-          splits: (plot) => [120, 90, 60, 30, 0].map((age) => plot.scales.x.max - age) },
+        { ...axis, size: 22, values: (plot, at) => at.map((value) => ago(plot.scales.x.max - value)),
+          splits: (plot) => ages(plot.scales.x).map((age) => plot.scales.x.max - age) },
         { ...axis, size: 46, space: 28, values: (_, at) => at.map((value) => (value === 0 ? "0" : number(value))) },
       ],
       series: [{}, ...this.series.map((one) => ({
@@ -81,6 +82,13 @@ export class LineChart {
       this.plot.setSize({ width: this.holder.clientWidth, height: this.holder.clientHeight });
     }
   }
+}
+
+/** Where the axis is labelled: four or five round ages. */
+function ages({ min, max }) {
+  const span = max - min, step = span > 75 ? 30 : span > 32 ? 15 : 5, found = [];
+  for (let age = 0; age <= span + 0.01; age += step) found.unshift(age);
+  return found;
 }
 
 function ago(seconds) {

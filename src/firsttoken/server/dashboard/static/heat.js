@@ -13,6 +13,7 @@ export class Heat {
     this.rows = "tier";
     this.span = "start";
     this.history = []; // {ms, tokens}: one a second, of the last minute
+    this.context = Infinity; // tokens that a prompt can have
     this.table = null;
     this.at = null;
     choice(byId("heat-rows"), "rows", (rows) => { this.rows = rows; this.at = null; this.draw(); });
@@ -28,6 +29,7 @@ export class Heat {
   show(kv, nowMs) {
     if (!kv?.heat) return;
     this.heat = kv.heat;
+    this.positions = kv.heat.positions.filter((edge) => edge < this.context);
     const last = this.history[this.history.length - 1];
     if (!last || nowMs - last.ms >= 950) {
       this.history.push({ ms: nowMs, tokens: kv.heat.tokens });
@@ -47,7 +49,7 @@ export class Heat {
   /** {names, found[row][column], all[row][column]} */
   build() {
     const kinds = Object.keys(this.heat.tokens.p2), tiers = kinds.filter((kind) => kind !== "missed");
-    const sum = (classes, of) => this.heat.positions.map((_, at) => classes.reduce((total, cls) =>
+    const sum = (classes, of) => this.positions.map((_, at) => classes.reduce((total, cls) =>
       total + of.reduce((some, kind) => some + this.tokens(cls, kind)[at], 0), 0));
     const all = sum(CLASSES, kinds);
     if (this.rows === "class") {
@@ -71,7 +73,7 @@ export class Heat {
     const { context, width } = paper;
     context.font = FONT;
     context.textBaseline = "middle";
-    const step = (width - LEFT) / this.heat.positions.length;
+    const step = (width - LEFT) / this.positions.length;
     this.step = step;
     this.drawBars(context, table, step);
     table.names.forEach((name, row) => {
@@ -79,7 +81,7 @@ export class Heat {
       context.textAlign = "left";
       context.fillStyle = colour("muted");
       context.fillText(name, 0, y + ROW / 2);
-      this.heat.positions.forEach((_, column) => this.cell(context, table, row, column, step));
+      this.positions.forEach((_, column) => this.cell(context, table, row, column, step));
     });
     this.axis(context, table, step);
     if (this.at) this.tell();
@@ -122,7 +124,7 @@ export class Heat {
     context.fillStyle = colour("muted");
     context.textAlign = "left";
     const every = step < 38 ? 2 : 1;
-    this.heat.positions.forEach((edge, column) => {
+    this.positions.forEach((edge, column) => {
       if (column % every === 0) context.fillText(short(edge), LEFT + column * step + 2, y);
     });
     context.fillText("from", 0, y);
@@ -140,11 +142,11 @@ export class Heat {
     event.preventDefault();
     const at = this.at ?? { row: 0, column: -by[1] };
     const clamp = (value, most) => Math.min(Math.max(value, 0), most - 1);
-    this.choose(clamp(at.row + by[0], this.table.names.length), clamp(at.column + by[1], this.heat.positions.length));
+    this.choose(clamp(at.row + by[0], this.table.names.length), clamp(at.column + by[1], this.positions.length));
   }
 
   choose(row, column) {
-    if (row < 0 || column < 0 || row >= this.table.names.length || column >= this.heat.positions.length) return;
+    if (row < 0 || column < 0 || row >= this.table.names.length || column >= this.positions.length) return;
     this.at = { row, column };
     this.draw();
   }

@@ -24,7 +24,7 @@ export class Requests {
 function row(one) {
   const name = make("button", { type: "button", "data-id": one.id, title: `${one.route} at ${new Date(one.unix_ms).toLocaleTimeString()}` }, one.id);
   const swatch = one.service_class ? [make("i", { class: "swatch", style: { background: `var(--${one.service_class})` } })] : [];
-  const number = (text) => make("td", { class: "num" }, text);
+  const number = (text) => make("td", {}, text);
   return make("tr", {}, make("td", {}, name), make("td", {}, ...swatch, one.service_class || "–"), number(count(one.prompt_tokens)),
     number(count(one.output_tokens)), number(duration(one.ttft_ms)), number(duration(one.total_ms)),
     make("td", { class: `outcome-${one.outcome}` }, ending(one)));
@@ -32,6 +32,6 @@ function row(one) {
 
 function ending(one) {
   if (one.outcome === "finished") return one.finish_reason ?? "finished";
-  const why = one.error || (one.status ? String(one.status) : "");
+  const why = one.error || (one.status >= 400 ? String(one.status) : "");
   return why ? `${one.outcome}: ${why}` : one.outcome;
 }

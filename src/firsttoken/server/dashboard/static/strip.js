@@ -1,7 +1,7 @@
 // The steps over time: a bar each, colour by kind, height by how long it computed; marks where something held it up.
 
 import { colour, FONT, onScheme, surface } from "./colours.js";
-import { byId, choice, count, duration, key, number, say } from "./format.js";
+import { byId, choice, count, duration, key, say } from "./format.js";
 
 const HEIGHT = 132, TOP = 16, BOTTOM = 18;
 const KEPT_MS = 62000, MAX_BARS = 20000;
@@ -90,10 +90,21 @@ export class Strip {
     for (const share of [0, 0.25, 0.5, 0.75, 1]) {
       context.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center";
       const age = this.span * (1 - share);
-      context.fillText(age ? `−${number(age)} s` : this.held === null ? "now" : "held", share * width, floor + 10);
+      context.fillText(age ? `−${age} s` : this.held === null ? "now" : "held", share * width, floor + 10);
     }
     context.textAlign = "left";
     if (this.bars.length) context.fillText(duration(most), 0, TOP - 7);
+  }
+
+  /** Tokens that a step of the last two seconds computed; null without one. */
+  batch() {
+    const { end, steps, decode_rows: rows, prefill_tokens: prompt } = this.fields;
+    let tokens = 0, times = 0;
+    for (let at = this.bars.length - 1; at >= 0 && this.bars[at][end] > this.now - 2000; at -= 1) {
+      tokens += this.bars[at][rows] + this.bars[at][prompt];
+      times += this.bars[at][steps];
+    }
+    return times ? tokens / times : null;
   }
 
   visible(from, to) {
