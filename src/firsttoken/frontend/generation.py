@@ -296,7 +296,9 @@ class Generation:
         """The answer has its last delta: free what it held in the engine, and close the books."""
         self._settle()
         self._unfinished -= 1
-        self._book({index}, "aborted" if self._answers[index].finish_reason == "abort" else "finished")
+        reason = self._answers[index].finish_reason or ""
+        if self._book({index}, "aborted" if reason == "abort" else "finished"):
+            self._metrics.finished(reason)
         if not engine_ended:
             for engine_id, live_index in self._live.items():
                 if live_index == index:
@@ -308,13 +310,14 @@ class Generation:
         if self._unfinished == 0:
             self._observe_end(ns)
 
-    def _book(self, indexes: set[int], outcome: Outcome) -> None:
-        """Count how these answers ended, unless that was counted already."""
+    def _book(self, indexes: set[int], outcome: Outcome) -> bool:
+        """Count how these answers ended, unless that was counted already; True when it was not for all."""
         fresh = self._unbooked & indexes
         if fresh:
             self._unbooked -= fresh
             self.outcome = outcome
             self._metrics.ended(outcome, len(fresh))
+        return bool(fresh)
 
     def _observe_end(self, ns: int) -> None:
         if not self._ended:

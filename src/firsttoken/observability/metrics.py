@@ -2,7 +2,8 @@
 
 What the engine knows comes with its latest `EngineStats` and is read at scrape time, so a scrape never touches the
 engine, and gauges follow the heartbeats even when no request arrives any more. What callers feel is observed by the
-front end, a fraction of a microsecond a token.
+front end, a fraction of a microsecond a token; `request_metrics` observes requests once they have ended, `step_metrics`
+the engine's records of its steps, and `vllm_metrics` gives what vLLM knows too under vLLM's names.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.service import CLASS_NAMES
 from firsttoken.observability.kv_metrics import kv_families
 from firsttoken.observability.live import ClassWindow, LiveWindows
+from firsttoken.observability.request_metrics import RequestMetrics
+from firsttoken.observability.step_metrics import StepMetrics
+from firsttoken.observability.vllm_metrics import VLLMCollector
 from firsttoken.transport.kv_report import KVReport
 from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats, StepTimeErrors
 
 Outcome = Literal["finished", "aborted", "refused", "expired", "failed"]
+FINISH_REASONS = ("stop", "length")
 
 _BY_CLASS = ("service_class",)
 
@@ -43,6 +48,7 @@ class EngineCollector(Collector):
     def __init__(self) -> None:
         self.stats = EngineStats()
         self.info: EngineInfo | None = None
+        self.model_name = ""  # under which it is served
         self.kv: KVReport | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -62,7 +68,7 @@ class EngineCollector(Collector):
 class ClassMetrics:
     """The series of one service class; made by `FrontendMetrics`."""
 
-    __slots__ = ("_ended", "_window", "first_token", "request_done", "started", "token_gap")
+    __slots__ = ("_ended", "_finished", "_window", "first_token", "request_done", "started", "token_gap")
 
     def __init__(
         self,
@@ -72,6 +78,7 @@ class ClassMetrics:
         e2e: Histogram,
         started: Counter,
         ended: Counter,
+        finished: Counter,
         window: ClassWindow,
     ) -> None:
         # Bound once: these are called for every token of every stream.
@@ -81,6 +88,7 @@ class ClassMetrics:
         # Counts answers that are asked of the engine. Each is to be told to `ended` once.
         self.started = started.labels(name).inc
         self._ended = {outcome: ended.labels(outcome, name) for outcome in get_args(Outcome)}
+        self._finished = {reason: finished.labels(reason, name) for reason in FINISH_REASONS}
         self._window = window
 
     def ended(self, outcome: Outcome, answers: int = 1) -> None:
@@ -88,6 +96,11 @@ class ClassMetrics:
         string finished, and tells nothing any more once it is dead."""
         self._ended[outcome].inc(answers)
         self._window.ended(outcome, answers)
+
+    def finished(self, reason: str) -> None:
+        """Count why an answer that was told as "finished" did."""
+        if reason in self._finished:
+            self._finished[reason].inc()
 
 
 def _both(one: Callable[[float], None], other: Callable[[float], None]) -> Callable[[float], None]:
@@ -130,12 +143,31 @@ class FrontendMetrics:
             ["outcome", *_BY_CLASS],
             registry=self.registry,
         )
+        finished = Counter(
+            "firsttoken_answers_finished",
+            "Answers that finished, by why: an end token or stop string (stop), or as long as was asked for (length)",
+            ["finish_reason", *_BY_CLASS],
+            registry=self.registry,
+        )
+        self._ended, self._finished = ended, finished
         self.live = LiveWindows()  # the last minute, for whoever looks at it live
         self._classes = [
-            ClassMetrics(name, ttft, itl, e2e, started, ended, window)
+            ClassMetrics(name, ttft, itl, e2e, started, ended, finished, window)
             for name, window in zip(CLASS_NAMES, self.live.classes, strict=True)
         ]
         self.loop_lag = self._lag.observe  # (seconds)
+        self.requests = RequestMetrics()
+        self.steps = StepMetrics()
+        self.registry.register(self.requests)
+        self.registry.register(self.steps)
+        felt: dict[str, Collector] = {
+            "time_to_first_token_seconds": ttft,
+            "inter_token_latency_seconds": itl,
+            "e2e_request_latency_seconds": e2e,
+        }
+        self.registry.register(
+            VLLMCollector(self._engine, felt, self._finish_reasons, self.requests, self.steps)
+        )
 
     def _histogram(self, name: str, help_text: str, buckets: Iterable[float], labels: Sequence[str] = ()) -> Histogram:
         return Histogram(
@@ -163,9 +195,22 @@ class FrontendMetrics:
         """Take over the KV cache's latest totals."""
         self._engine.kv = report
 
-    def set_info(self, info: EngineInfo) -> None:
-        """Publish what the engine runs, as labels of ``firsttoken_engine_info``."""
+    def set_info(self, info: EngineInfo, model_name: str = "") -> None:
+        """Publish what the engine runs, as labels of ``firsttoken_engine_info``, and the name under which the model is
+        served (the engine's own, where it has no other)."""
+        self._engine.model_name = model_name or info.model
         self._engine.info = info
+
+    def _finish_reasons(self) -> dict[str, float]:
+        """Answers that ended, by vLLM's reasons. It knows neither those turned away nor deadlines."""
+        why = _by_label(self._finished, "finish_reason")
+        how = _by_label(self._ended, "outcome")
+        return {
+            "stop": why.get("stop", 0),
+            "length": why.get("length", 0),
+            "abort": how.get("aborted", 0),
+            "error": how.get("failed", 0),
+        }
 
     def watch_engine_process(self, pid: int) -> None:
         """Add CPU and memory of the engine process, as ``firsttoken_engine_process_*`` (Linux only). Call once."""
@@ -178,6 +223,17 @@ class FrontendMetrics:
     def render(self) -> bytes:
         """The exposition text, of type `CONTENT_TYPE`. Some milliseconds: call it in a thread, not in the loop."""
         return generate_latest(self.registry)
+
+
+def _by_label(counter: Counter, label: str) -> dict[str, float]:
+    """The counter's totals by one of its labels."""
+    totals: dict[str, float] = {}
+    for family in counter.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                value = sample.labels[label]
+                totals[value] = totals.get(value, 0.0) + sample.value
+    return totals
 
 
 def _gauges(stats: EngineStats) -> Iterator[Metric]:
