@@ -49,6 +49,8 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "max-prompts": ("7", "max_prompts", 7),
     "drain-s": ("2", "drain_s", 2.0),
     "prompt-templates": ('"x.jsonl"', "prompt_templates", "x.jsonl"),
+    "otlp-endpoint": ('"http://c:4318"', "otlp_endpoint", "http://c:4318"),
+    "otlp-protocol": ('"grpc"', "otlp_protocol", "grpc"),
     "log-level": ('"debug"', "log_level", "debug"),
     "log-json": ("true", "log_json", True),
     "served-model-name": ('"x"', "served_model_name", "x"),

@@ -97,6 +97,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="beginnings of chats to tokenise at the start, one JSON object with messages a line; found by all callers",
     )
+    group.add_argument(
+        "--otlp-endpoint",
+        default=absent,
+        metavar="URL",
+        help="send traces and metrics to this OpenTelemetry collector, as http://127.0.0.1:4318 (default: what "
+        "OTEL_EXPORTER_OTLP_ENDPOINT says; nothing is sent without either)",
+    )
+    group.add_argument(
+        "--otlp-protocol",
+        choices=("grpc", "http"),
+        default=absent,
+        help="how (default: what OTEL_EXPORTER_OTLP_PROTOCOL says, else http)",
+    )
     add_engine_options(parser)
 
 

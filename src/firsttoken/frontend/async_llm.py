@@ -20,6 +20,7 @@ from firsttoken.core.errors import EngineDead, EngineDraining, InvalidRequest
 from firsttoken.core.outputs import RequestOutput
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import DEFAULT_TERMS, Terms, class_named, deadline_after
+from firsttoken.core.step_record import StepRecord
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.ended import Door, ended_request
@@ -81,6 +82,7 @@ class AsyncLLM:
         self.metrics = metrics if metrics is not None else FrontendMetrics()
         self.steps = StepHistory()  # the engine's, of the last minutes
         self.recent = RecentRequests()
+        self.recent.subscribe(self.metrics.requests.observe)
         self._text = ModelText(model_name or "", tokenizer, chat_template, generation_config or GenerationConfig())
         self._seed = seed
         self._text_workers = text_workers
@@ -177,9 +179,9 @@ class AsyncLLM:
         except BaseException:
             await self.shutdown()
             raise
-        self.metrics.set_info(info)
         if not self._text.name:
             self._text = ModelText(info.model, self.tokenizer, self.chat_template, self.generation_config)
+        self.metrics.set_info(info, self.model_name)
         if self._pool is not None:
             self._pool.limit_to(info.max_model_len)
         self._admission = Admission(
@@ -198,7 +200,7 @@ class AsyncLLM:
 
     async def _connect(self, link: EngineLink) -> EngineInfo:
         link.on_stats, link.on_dead, link.on_idle = self._on_stats, self._on_dead, self._idle.set
-        link.on_kv, link.on_steps = self.metrics.update_kv, self.steps.add
+        link.on_kv, link.on_steps = self.metrics.update_kv, self._on_steps
         self._idle.set()
         link.listen()
         self._watch = asyncio.create_task(self._watch_engine(link))
@@ -211,6 +213,10 @@ class AsyncLLM:
     def _on_stats(self, stats: EngineStats) -> None:
         self.metrics.update(stats)
         self._progress.update(stats)
+
+    def _on_steps(self, records: list[StepRecord]) -> None:
+        self.steps.add(records)
+        self.metrics.steps.add(records)
 
     def _on_dead(self) -> None:
         self._progress.gone()

@@ -26,6 +26,8 @@ class Door:
     tenant: str = ""
     status: int = 0
     error: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 def last_of(generations: Sequence[Generation]) -> Generation | None:
@@ -56,10 +58,13 @@ def ended_request(door: Door, generations: Sequence[Generation], timeline: Timel
         received_unix_ns=time.time_ns() - (now_ns() - began),
         ended_ns=timeline.times[-1],
         prompt_tokens=sum(one.prompt_tokens for one in generations),
+        cached_tokens=sum(one.cached_tokens for one in generations),
         output_tokens=sum(one.completion_tokens for one in generations),
         outcome=door.outcome,
         status=door.status,
         error=door.error,
+        traceparent=door.traceparent,
+        tracestate=door.tracestate,
         finish_reason=last.finish_reason if last is not None else None,
         ttft_ns=min(firsts, default=None),
         make_account=last.times.timings if last is not None else partial(timings, timeline),

@@ -7,7 +7,7 @@ the skipped states owned it, and nothing is guessed. All sums are done in intege
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -119,25 +119,31 @@ def server_timing_header(account: Mapping[str, Any]) -> str:
     return ", ".join(f"{name};dur={account[name]:.3f}" for name in [*names, "total_ms"] if name in account)
 
 
-def _walk(timeline: Timeline, end_ns: int | None) -> tuple[dict[str, int], int]:
-    """Nanoseconds of each part, and of all of them."""
-    parts: dict[str, int] = {}
-    if not timeline.times:
-        return parts, 0
-    marks = [Mark(mark) for mark in timeline.marks]
-    first = last = timeline.times[0]
-    for before, after, ns in zip(marks, marks[1:], timeline.times[1:], strict=False):
+def intervals(stamps: Sequence[tuple[int, int]], end_ns: int | None = None) -> Iterator[tuple[str, int, int]]:
+    """The walk over the ``(mark, ns)`` of a timeline: parts with their begin and end in ns, one after the other without
+    gaps. ``end_ns`` as in `timings`."""
+    if not stamps:
+        return
+    before, last = Mark(stamps[0][0]), stamps[0][1]
+    for mark, ns in stamps[1:]:
+        after = Mark(mark)
         known = after == before or after == Mark.FAILED or after in _FOLLOWS[before]
         # Clocks of two processes agree, but a list built by hand may not: time never runs backwards here.
         now = max(ns, last)
-        owner = _OWNER[before] if known else _UNACCOUNTED
-        parts[owner] = parts.get(owner, 0) + now - last
-        last = now
+        yield _OWNER[before] if known else _UNACCOUNTED, last, now
+        before, last = after, now
     if end_ns is not None and end_ns > last:
-        owner = _OWNER[marks[-1]]
-        parts[owner] = parts.get(owner, 0) + end_ns - last
-        last = end_ns
-    return parts, last - first
+        yield _OWNER[before], last, end_ns
+
+
+def _walk(timeline: Timeline, end_ns: int | None) -> tuple[dict[str, int], int]:
+    """Nanoseconds of each part, and of all of them."""
+    parts: dict[str, int] = {}
+    total = 0
+    for part, begin, end in intervals(timeline.stamps(), end_ns):
+        parts[part] = parts.get(part, 0) + end - begin
+        total += end - begin
+    return parts, total
 
 
 def _told(miss: Miss) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Histograms for one writer: a few times cheaper to observe than prometheus_client's, which takes a lock for each value.
+"""Histograms for one writer: a few times cheaper to observe than prometheus_client's, which locks for each value.
 
 A scrape in another thread sees each histogram as it was at one moment; what is observed meanwhile comes with the next.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.utils import floatToGoString
 
 
 class Histogram:
@@ -66,5 +65,5 @@ def add_histogram(family: HistogramMetricFamily, labels: Sequence[str], one: His
     buckets, below = [], 0
     for edge, count in zip((*one.edges, inf), counts, strict=True):
         below += count
-        buckets.append((floatToGoString(edge), float(below)))
+        buckets.append(("+Inf" if edge == inf else str(float(edge)), float(below)))
     family.add_metric(labels, buckets=buckets, sum_value=total)

@@ -165,9 +165,7 @@ class FrontendMetrics:
             "inter_token_latency_seconds": itl,
             "e2e_request_latency_seconds": e2e,
         }
-        self.registry.register(
-            VLLMCollector(self._engine, felt, self._finish_reasons, self.requests, self.steps)
-        )
+        self.registry.register(VLLMCollector(self._engine, felt, self._finish_reasons, self.requests, self.steps))
 
     def _histogram(self, name: str, help_text: str, buckets: Iterable[float], labels: Sequence[str] = ()) -> Histogram:
         return Histogram(

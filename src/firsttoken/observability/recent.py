@@ -25,15 +25,16 @@ class EndedRequest:
 
     ``id`` is what the caller sent or got as ``X-Request-Id``, ``response_id`` the ``id`` in its answer ("" without
     one). ``engine_ids`` are those of its answers in the engine. ``tenant`` is who shares a class, "" without keys.
-    ``prompt_tokens`` and ``output_tokens`` are those of all prompts and answers. ``outcome``: finished, aborted (the
-    caller left, or the server stopped), refused (it was never run), expired (it had not started by its deadline) or
-    failed. ``status`` is HTTP's, 0 outside HTTP and where nothing was answered; ``error`` is the code of the error that
-    the caller got, "" without one.
+    ``prompt_tokens`` (``cached_tokens`` of them were found in the cache) and ``output_tokens`` are those of all prompts
+    and answers. ``outcome``: finished, aborted (the caller left, or the server stopped), refused (it was never run),
+    expired (it had not started by its deadline) or failed. ``status`` is HTTP's, 0 outside HTTP and where nothing was
+    answered; ``error`` is the code of the error that the caller got, "" without one.
 
     ``account`` is what `observability.account.timings` says of the answer that ended last, since the caller waited for
     that one; it is made by ``make_account`` when it is first asked for, since most are never looked at. Of that answer
     are also ``finish_reason``, ``timeline`` (``(mark, ns)``) and ``token_times`` (ns, when each token reached
     the API process). ``ttft_ns`` is from the first byte to the first token of any answer, None without one.
+    ``traceparent`` and ``tracestate`` are the caller's headers of W3C's Trace Context as they came.
     """
 
     id: str
@@ -51,10 +52,13 @@ class EndedRequest:
     service_class: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
     status: int = 0
     error: str = ""
     finish_reason: str | None = None
     ttft_ns: int | None = None
+    traceparent: str = ""
+    tracestate: str = ""
     token_times: array[int] = field(default_factory=lambda: array("q"))
 
     @cached_property

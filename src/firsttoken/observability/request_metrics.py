@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from firsttoken.core.clock import NS_PER_MS, NS_PER_S
+from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.timeline import Mark
-from firsttoken.observability.account import STAGES
+from firsttoken.observability.account import intervals
 from firsttoken.observability.histogram import Histogram, Histograms
 from firsttoken.observability.recent import EndedRequest
-
-MS_PER_S = 1000
 
 # Seconds, from a parsed body to a long answer's decoding.
 # fmt: off
@@ -45,8 +43,6 @@ class RequestMetrics(Collector):
         self._outputs = Histograms(
             "firsttoken_request_output_tokens", "Tokens generated for a request", [_CLASS], TOKEN_BUCKETS
         )
-        self._waits: dict[tuple[str, str], float] = {}  # by reason and class, in ms
-        self._causes: dict[str, int] = {}
         self.engine_queue = Histogram(STAGE_BUCKETS)
         self.engine_prefill = Histogram(STAGE_BUCKETS)
         self.engine_decode = Histogram(STAGE_BUCKETS)
@@ -60,27 +56,21 @@ class RequestMetrics(Collector):
         """Take one request over. A few microseconds."""
         if not ended.engine_ids:
             return  # it never came as far as the engine: `firsttoken_requests_refused_total` counts those
-        account, name = ended.account, ended.service_class
-        for stage in STAGES:
-            spent = account.get(stage, 0)
-            if spent > 0:
-                self._stages.of(stage.removesuffix("_ms"), name).observe(spent / MS_PER_S)
-        for reason, waited in (account.get("queue_reasons") or {}).items():
-            key = (reason, name)
-            self._waits[key] = self._waits.get(key, 0.0) + waited
-        if gap := account.get("worst_gap"):
-            cause = str(gap.get("cause", "unexplained"))
-            self._causes[cause] = self._causes.get(cause, 0) + 1
+        name = ended.service_class
+        spent: dict[str, int] = {}
+        for stage, begin, end in intervals(ended.timeline, ended.ended_ns):
+            spent[stage] = spent.get(stage, 0) + end - begin
+        for stage, ns in spent.items():
+            self._stages.of(stage.removesuffix("_ms"), name).observe(ns / NS_PER_S)
         self._prompts.of(name).observe(ended.prompt_tokens)
         self._outputs.of(name).observe(ended.output_tokens)
         if ended.outcome == "finished":
             self._observe_engine(ended)
 
     def _observe_engine(self, ended: EndedRequest) -> None:
-        found = ended.account.get("cached_tokens") or {}
         self.prompt_tokens.observe(ended.prompt_tokens)
         self.output_tokens.observe(ended.output_tokens)
-        self.computed_tokens.observe(max(ended.prompt_tokens - sum(found.values()), 0))
+        self.computed_tokens.observe(ended.prompt_tokens - ended.cached_tokens)
         first: dict[int, int] = {}
         for mark, ns in ended.timeline:
             first.setdefault(mark, ns)
@@ -99,16 +89,3 @@ class RequestMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from (self._stages.family(), self._prompts.family(), self._outputs.family())
-        waits = CounterMetricFamily(
-            "firsttoken_queue_wait_seconds",
-            "Time that requests spent in the queue, by what they waited for (s)",
-            labels=["reason", _CLASS],
-        )
-        for key, waited in list(self._waits.items()):
-            waits.add_metric(key, waited * NS_PER_MS / NS_PER_S)
-        causes = CounterMetricFamily(
-            "firsttoken_worst_gaps", "Requests, by the cause of their largest gap between tokens", labels=["cause"]
-        )
-        for cause, count in list(self._causes.items()):
-            causes.add_metric([cause], count)
-        yield from (waits, causes)

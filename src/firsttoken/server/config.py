@@ -9,6 +9,7 @@ import msgspec
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.service import KeyRule, Targets
 from firsttoken.core.targets_file import KEY_NAME
+from firsttoken.observability.otlp.settings import Protocol, check_endpoint
 
 MIB = 1 << 20
 # JSON bytes a prompt may take per token of context: far above any real text (about 4, or 24 when a client escapes
@@ -31,7 +32,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     given as NAME=KEY; any other text is a key as a whole. ``max_body_bytes`` bounds a request's body (413 above it),
     ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request. ``drain_s`` is how long
     running requests may take to finish after SIGTERM. ``prompt_templates`` is a file of chats' beginnings that are
-    tokenised at the start (`text.prompt_templates`).
+    tokenised at the start (`text.prompt_templates`). ``otlp_endpoint`` is the collector to which traces and metrics
+    go, by ``otlp_protocol``; what is left out the environment may say (`observability.otlp.settings`).
     """
 
     host: str = "127.0.0.1"
@@ -42,6 +44,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_prompts: int = 128
     drain_s: float = 30.0
     prompt_templates: str | None = None
+    otlp_endpoint: str | None = None
+    otlp_protocol: Protocol | None = None
     targets: Targets = Targets()
 
     def __post_init__(self) -> None:
@@ -53,6 +57,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s must be a number of seconds, 0 or more, got {self.drain_s}")
+        check_endpoint(self.otlp_endpoint)
         keys = self.named_keys()
         # An empty key would let everybody in, and a header cannot carry other characters.
         if not all(

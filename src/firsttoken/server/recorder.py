@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from firsttoken.core.errors import DeadlineExceeded
 from firsttoken.frontend.ended import Door, ended_request
-from firsttoken.server.call import Call
+from firsttoken.server.call import Call, header
 
 if TYPE_CHECKING:
     from firsttoken.frontend.async_llm import AsyncLLM
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# W3C asks for 512 characters of a tracestate at least, and a longer one may be dropped.
+_MAX_HEADER = 1024
 # The routes that run requests on the engine.
 KEPT = frozenset({"/v1/chat/completions", "/v1/completions"})
 
@@ -44,7 +46,13 @@ class Recorder:
             outcome=_outcome(call),
             status=call.status,
             error=call.error,
+            traceparent=_text(header(call.scope, b"traceparent")),
+            tracestate=_text(header(call.scope, b"tracestate")),
         )
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None or len(value) > _MAX_HEADER else value.decode("latin-1")
 
 
 def _outcome(call: Call) -> EndedAs:

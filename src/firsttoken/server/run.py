@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import sys
 import time
@@ -20,8 +21,10 @@ import uvicorn
 import uvloop
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
+from firsttoken.observability.otlp.settings import OtlpSettings, resolve
 from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig
+from firsttoken.server.exporting import exporting
 from firsttoken.server.listener import bind, listen
 from firsttoken.server.protocol import Protocol
 from firsttoken.server.start_lines import CHAT, IDS, TEXT, promises, start_lines, start_parts, try_lines
@@ -85,40 +88,50 @@ def _run(
             "the key, and its callers may ask for any class; add a rule to [keys] if it is a name",
             name,
         )
+    otlp = resolve(config.otlp_endpoint, config.otlp_protocol, os.environ)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, listener, launch, began_ns))
+        return runner.run(_serve(config, listener, launch, began_ns, otlp))
 
 
 async def _serve(
-    config: ServerConfig, listener: socket.socket, launch: Callable[[], Awaitable[AsyncLLM]], began_ns: int
+    config: ServerConfig,
+    listener: socket.socket,
+    launch: Callable[[], Awaitable[AsyncLLM]],
+    began_ns: int,
+    otlp: OtlpSettings | None,
 ) -> int:
     llm = await _launched(launch)
     if llm is None:
         return 1
     try:
-        listen(listener, config)
-        app = build_app(llm, config)
-        server = _Uvicorn(_uvicorn_config(app))
-        ending = Ending(llm, app, server, config.drain_s)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ending.on_signal)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        watching = asyncio.create_task(_watch_loop(llm.metrics.loop_lag))
-        while not (server.started or serving.done()):  # noqa: ASYNC110  # uvicorn offers no event
-            await asyncio.sleep(0.001)
-        if serving.done():
-            await serving  # and hear why
-            return 1
-        # What was made during the start lives as long as the process: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
-        _print_start(llm, config, listener, now_ns() - began_ns)
-        await serving
-        watching.cancel()
-        return ending.exit_code
+        async with exporting(otlp, llm):
+            return await _serve_until_signal(config, listener, llm, began_ns)
     finally:
         await llm.shutdown()
+
+
+async def _serve_until_signal(config: ServerConfig, listener: socket.socket, llm: AsyncLLM, began_ns: int) -> int:
+    listen(listener, config)
+    app = build_app(llm, config)
+    server = _Uvicorn(_uvicorn_config(app))
+    ending = Ending(llm, app, server, config.drain_s)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.on_signal)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    watching = asyncio.create_task(_watch_loop(llm.metrics.loop_lag))
+    while not (server.started or serving.done()):  # noqa: ASYNC110  # uvicorn offers no event
+        await asyncio.sleep(0.001)
+    if serving.done():
+        await serving  # and hear why
+        return 1
+    # What was made during the start lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    _print_start(llm, config, listener, now_ns() - began_ns)
+    await serving
+    watching.cancel()
+    return ending.exit_code
 
 
 async def _launched(launch: Callable[[], Awaitable[AsyncLLM]]) -> AsyncLLM | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 import subprocess
 import sys
@@ -79,22 +80,13 @@ class OtlpExport:
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Send what is there and end the process; whatever the collector does, within about ``timeout_s``."""
-        deadline = time.monotonic() + timeout_s
         self._closing.set()
+        self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            process.wait(max(deadline - time.monotonic(), 0.0))
-        except subprocess.TimeoutExpired:
             log.warning("what was left to export by OTLP could not be sent within %.1f s", timeout_s)
-            process.kill()
-            process.wait()
-        if self._socket is not None:
-            self._hear()
-            self._socket.close()
+            if self._process is not None:
+                self._process.kill()
+            self._thread.join()
 
     @property
     def report(self) -> Report:
@@ -112,9 +104,19 @@ class OtlpExport:
         while not self._closing.wait(TURN_S):
             self._turn()
         self._turn(last=True)
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
+        self._end()
+
+    def _end(self) -> None:
+        """Let the exporting process send what it has, and hear how that went."""
+        process, held = self._process, self._socket
+        if process is None or held is None:
+            return
+        with contextlib.suppress(OSError, FrameError, msgspec.MsgspecError):
+            held.shutdown(socket.SHUT_WR)
+            while self._hear(wait=True):
+                pass
+        process.wait()
+        held.close()
 
     def _turn(self, *, last: bool = False) -> None:
         now = time.monotonic()
@@ -129,7 +131,8 @@ class OtlpExport:
             if self._settings.metrics and (last or now >= self._metrics_at):
                 self._metrics_at = now + self._settings.metrics_every_s
                 self._send(self._all_metrics())
-            self._hear()
+            if not self._hear():
+                raise ConnectionResetError("its end of the channel is closed")
         except (OSError, FrameError, msgspec.MsgspecError) as error:
             self._lose(error)
 
@@ -137,20 +140,18 @@ class OtlpExport:
         assert self._socket is not None
         self._socket.sendall(frame(ENCODER.encode(message)))
 
-    def _hear(self) -> None:
-        """Take what the exporting process has reported."""
+    def _hear(self, *, wait: bool = False) -> bool:
+        """Take what the exporting process has reported, if it has; False when it has ended."""
         assert self._socket is not None
-        while True:
-            try:
-                data = self._socket.recv(65536, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            if not data:
-                if self._closing.is_set():
-                    return
-                raise ConnectionResetError("it has ended")
-            for payload in self._frames.feed(data):
-                self._take(FROM_EXPORTER.decode(payload))
+        if not wait:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            if not poll.poll(0):
+                return True
+        data = self._socket.recv(65536)
+        for payload in self._frames.feed(data):
+            self._take(FROM_EXPORTER.decode(payload))
+        return bool(data)
 
     def _take(self, report: Report) -> None:
         before, self._report = self._report.last_error, report
@@ -237,6 +238,7 @@ def _record(ended: EndedRequest) -> RequestRecord:
         service_class=ended.service_class,
         answers=len(ended.engine_ids),
         prompt_tokens=ended.prompt_tokens,
+        cached_tokens=ended.cached_tokens,
         output_tokens=ended.output_tokens,
         received_unix_ns=ended.received_unix_ns,
         received_ns=ended.received_ns,

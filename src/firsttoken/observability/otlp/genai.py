@@ -1,4 +1,4 @@
-"""The metrics of a model server by OpenTelemetry's conventions for generative AI, observed only where they are exported.
+"""A model server's metrics by OpenTelemetry's conventions for generative AI, observed only where they are exported.
 
 Their names here are Prometheus's; `metric_data` gives them OpenTelemetry's."""
 

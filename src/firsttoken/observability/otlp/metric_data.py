@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from math import inf
 
 from opentelemetry.sdk.metrics.export import (
@@ -85,7 +86,7 @@ def _histograms(family: Family, message: Metrics, *, genai: bool) -> Iterable[Hi
             time_unix_nano=message.unix_ns,
             count=int(below[-1]),
             sum=sums.get(key, 0.0),
-            bucket_counts=[int(after - before) for before, after in zip(below, below[1:], strict=False)],
+            bucket_counts=[int(after - before) for before, after in pairwise(below)],
             explicit_bounds=[edge for edge, _ in ascending if edge != inf],
             min=None,  # type: ignore[arg-type]  # not known; the encoder leaves it out
             max=None,  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -151,7 +152,7 @@ class Exporting:
         spans = self._collected.take()
         if not spans:
             return
-        if self._attempt("spans", lambda: exporter.export(spans) is SpanExportResult.SUCCESS):
+        if self._attempt("spans", partial(exporter.export, spans), SpanExportResult.SUCCESS):
             self._spans += len(spans)
         else:
             self._spans_failed += len(spans)
@@ -166,19 +167,19 @@ class Exporting:
                 self._wake_metrics.clear()
             message, self._metrics = self._metrics, None
             if message is not None:
-                data = metrics_data(message, self._resource, scope)
-                if self._attempt("metrics", lambda data=data: exporter.export(data) is MetricExportResult.SUCCESS):
+                export = partial(exporter.export, metrics_data(message, self._resource, scope))
+                if self._attempt("metrics", export, MetricExportResult.SUCCESS):
                     self._metrics_sent += 1
                 else:
                     self._metrics_failed += 1
             if ending:
                 return
 
-    def _attempt(self, what: str, export: Callable[[], bool]) -> bool:
+    def _attempt(self, what: str, export: Callable[[], object], success: object) -> bool:
         """Whether the export went well; if not, `report` says why."""
         self._errors.text = ""
         try:
-            if export():
+            if export() is success:
                 self._last_error[what] = ""
                 return True
             text = self._errors.text or "the exporter gave no reason"

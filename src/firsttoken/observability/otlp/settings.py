@@ -79,7 +79,8 @@ def check_endpoint(endpoint: str | None) -> None:
         usable = False
     if not usable:
         raise ConfigError(
-            f"otlp_endpoint must be a URL as in http://127.0.0.1:4318 (gRPC: http://127.0.0.1:4317), got {endpoint!r:.200}"
+            "otlp_endpoint must be a URL as in http://127.0.0.1:4318 (for gRPC usually of port 4317), "
+            f"got {endpoint!r:.200}"
         )
 
 

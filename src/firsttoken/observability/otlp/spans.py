@@ -9,7 +9,6 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from firsttoken.core.timeline import Timeline
 from firsttoken.observability.account import intervals
 from firsttoken.observability.otlp.genai import PROVIDER, error_type, operation
 from firsttoken.observability.otlp.wire import RequestRecord
@@ -60,8 +59,7 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, Any]]:
     yield "gen_ai.response.model", record.model
     yield "gen_ai.usage.input_tokens", record.prompt_tokens
     yield "gen_ai.usage.output_tokens", record.output_tokens
-    found = record.account.get("cached_tokens") or {}
-    yield "gen_ai.usage.cache_read.input_tokens", sum(found.values())
+    yield "gen_ai.usage.cache_read.input_tokens", record.cached_tokens
     if record.response_id:
         yield "gen_ai.response.id", record.response_id
     if record.finish_reason is not None:
@@ -86,7 +84,7 @@ def _stages(tracer: Tracer, parent: Span, record: RequestRecord, offset: int) ->
     """The children. They follow one another without gaps, as the account's stages do."""
     context = set_span_in_context(parent, Context())
     told: set[str] = set()
-    for stage, begin, end in intervals(Timeline(list(record.timeline)), record.ended_ns):
+    for stage, begin, end in intervals(record.timeline, record.ended_ns):
         if end <= begin:
             continue
         name = stage.removesuffix("_ms")

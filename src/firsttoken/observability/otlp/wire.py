@@ -23,6 +23,7 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True):
     service_class: str
     answers: int
     prompt_tokens: int
+    cached_tokens: int
     output_tokens: int
     received_unix_ns: int
     received_ns: int
