@@ -28,7 +28,8 @@ DEVICE_ONLY = KVReport(
     kept_blocks=12,
 )
 RESTORES = RestoreReport(
-    restores=1, cancelled=2, restore_s=0.5, host_tokens=3, disk_tokens=4, declined_tokens=5, failed_tokens=6,
+    restores=1, cancelled=2, restore_s=0.5, disk_restores=1, disk_restore_s=0.25, host_tokens=3, disk_tokens=4,
+    declined_tokens=5, failed_tokens=6,
     spilled_blocks=7, unspilled_shards=8, full_shards=9, host_evicted_blocks=10, host_blocks=11, host_capacity=12,
     host_kept_blocks=13,
 )  # fmt: skip

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
-from firsttoken.cli import bench, chat, diagnose, frontier, generate, plan, pull, serve, simulate, version, warm
+from firsttoken.cli import bench, chat, diagnose, frontier, generate, plan, pull, serve, simulate, top, version, warm
 from firsttoken.cli.options import HelpFormatter
 from firsttoken.core.errors import ConfigError, FirstTokenError, InvalidRequest
 from firsttoken.observability.logging import setup_logging
@@ -44,7 +44,20 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (serve, chat, generate, bench, diagnose, simulate, frontier, plan, pull, warm, version)
+COMMANDS: tuple[Command, ...] = (
+    serve,
+    chat,
+    generate,
+    bench,
+    diagnose,
+    top,
+    simulate,
+    frontier,
+    plan,
+    pull,
+    warm,
+    version,
+)
 
 
 class Parser(argparse.ArgumentParser):

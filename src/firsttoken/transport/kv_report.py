@@ -26,6 +26,8 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     restores: int
     cancelled: int
     restore_s: float
+    disk_restores: int
+    disk_restore_s: float
     host_tokens: int
     disk_tokens: int
     declined_tokens: int

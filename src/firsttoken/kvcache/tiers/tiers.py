@@ -231,6 +231,9 @@ class Tiers:
         stats.failed_tokens += len(restore.targets) * self._block_tokens - restored.tokens
         seconds = (now_ns() - restore.began_ns) / NS_PER_S
         stats.restore_s += seconds
+        if restored.disk:
+            stats.disk_restores += 1
+            stats.disk_restore_s += seconds
         self._cost.took(restore.predicted_s, seconds)
         self._give_up(restore)
         return restored

@@ -62,12 +62,8 @@ function restores(kv) {
   const told = kv.restores;
   const mean = (seconds, times) => (times ? duration((seconds / times) * 1e3) : "–");
   const pairs = [["restores", count(told.restores)], ["given up", count(told.cancelled)]];
-  if (told.disk_restores === undefined) {
-    pairs.push(["mean wait", mean(told.restore_s, told.restores)]);
-  } else {
-    pairs.push(["mean wait, host only", mean(told.restore_s - told.disk_restore_s, told.restores - told.disk_restores)]);
-    pairs.push(["mean wait, with files", mean(told.disk_restore_s, told.disk_restores)]);
-  }
+  pairs.push(["mean wait, host memory", mean(told.restore_s - told.disk_restore_s, told.restores - told.cancelled - told.disk_restores)]);
+  if (kv.disk) pairs.push(["mean wait, with files", mean(told.disk_restore_s, told.disk_restores)]);
   pairs.push(["computed instead", `${count(told.declined_tokens)} tokens`]);
   return make("div", { class: "tier" }, make("h3", {}, "Restores"), facts(pairs));
 }

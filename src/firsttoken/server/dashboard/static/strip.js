@@ -65,7 +65,8 @@ export class Strip {
     this.frame(context, width, most);
     for (const bar of shown) {
       const x = (bar[start] - from) * scale, wide = Math.max((bar[end] - bar[start]) * scale, 0.7);
-      const high = Math.max((bar[longest] / most) * tall, 2);
+      // By the root: the usual steps stay visible beside one that took ten times as long.
+      const high = Math.max(Math.sqrt(bar[longest] / most) * tall, 2);
       context.fillStyle = colour(bar[prompt] === 0 ? "decode" : bar[rows] === 0 ? "prefill" : "mixed");
       context.fillRect(x, floor - high, wide > 3 ? wide - 0.6 : wide, high);
       if (bar[gc] > 0) mark(context, "gc", x + wide / 2, 2);
@@ -85,6 +86,7 @@ export class Strip {
     context.fillStyle = colour("line");
     context.fillRect(0, floor, width, 1);
     context.fillRect(0, TOP, width, 0.5);
+    context.fillRect(0, (TOP + floor) / 2, width, 0.5);
     context.fillStyle = colour("muted");
     context.textBaseline = "middle";
     for (const share of [0, 0.25, 0.5, 0.75, 1]) {
@@ -93,7 +95,9 @@ export class Strip {
       context.fillText(age ? `−${age} s` : this.held === null ? "now" : "held", share * width, floor + 10);
     }
     context.textAlign = "left";
-    if (this.bars.length) context.fillText(duration(most), 0, TOP - 7);
+    if (!this.bars.length) return;
+    context.fillText(duration(most), 0, TOP - 7);
+    context.fillText(duration(most / 4), 0, (TOP + floor) / 2 - 7);
   }
 
   /** Tokens that a step of the last two seconds computed; null without one. */

@@ -55,7 +55,7 @@ function lanes(one, whole) {
   for (const name of ORDER.filter((state) => stretches.has(state))) {
     const of = stretches.get(name), took = of.reduce((sum, { from, to }) => sum + to - from, 0);
     const lane = make("div", { class: "lane", role: "img", "aria-label": `${name}: ${duration(took)} of ${duration(end)}` },
-      ...of.map(({ from, to, tint }) => make("i", { style: { left: `${(from / end) * 100}%`, width: `${((to - from) / end) * 100}%`, background: `var(--${tint})` } })),
+      ...of.map(({ from, to, tint }) => make("i", { style: { left: `min(${(from / end) * 100}%, calc(100% - 2px))`, width: `${((to - from) / end) * 100}%`, background: `var(--${tint})` } })),
       ...(name === "decode" ? ticks(one.token_ms ?? [], end) : []));
     rows.push(make("span", {}, name), lane, make("span", { class: "ms" }, duration(took)));
   }

@@ -1,0 +1,104 @@
+"""``firsttoken top``: a running server, live in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from firsttoken.cli.bench_options import duration_ms
+from firsttoken.cli.streams import is_terminal
+from firsttoken.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firsttoken.cli.top_feed import LiveFeed
+    from firsttoken.cli.top_state import LiveState
+
+NAME = "top"
+HELP = "latency, queue, batch, KV and steps of a running server, live in this terminal"
+EPILOG = """\
+Shows what the server's /dashboard shows, from the same feed. Ctrl-C leaves. Where stdout is no terminal it prints one
+picture and ends, as with --once.
+
+examples:
+  firsttoken top http://127.0.0.1:8000
+  firsttoken top http://gpu7:8000 --api-key "$KEY" --interval 250ms
+  firsttoken top http://127.0.0.1:8000 --json
+"""
+_SHORTEST_MS, _LONGEST_MS = 100.0, 10_000.0
+# Rates are between two looks: so far apart they are when only one picture is asked for.
+_ONCE_S = 1.0
+_RETRY_S, _LONGEST_RETRY_S = 1.0, 15.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="the server's address, with or without /v1")
+    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    parser.add_argument("--interval", type=duration_ms, default=1000.0, metavar="TIME", help="(default: 1s)")
+    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, and end")
+
+
+def run(options: argparse.Namespace) -> int:
+    from firsttoken.cli.top_feed import LiveFeed
+    from firsttoken.cli.top_state import LiveState
+
+    if not _SHORTEST_MS <= options.interval <= _LONGEST_MS:
+        raise ConfigError(f"--interval must be from 100ms to 10s, got {options.interval:g}ms")
+    feed = LiveFeed(options.url, options.api_key, hz=1e3 / options.interval)
+    state = LiveState()
+    if options.json or options.once or not is_terminal(sys.stdout):
+        return _once(LiveFeed(options.url, options.api_key, hz=10.0), state, as_json=options.json)
+    return _live(feed, state)
+
+
+def _once(feed: LiveFeed, state: LiveState, *, as_json: bool) -> int:
+    from rich.console import Console
+
+    from firsttoken.cli.top_screen import picture
+
+    end = time.monotonic() + _ONCE_S
+    for frame in feed.frames():
+        state.add(frame)
+        if time.monotonic() >= end:
+            break
+    if as_json:
+        print(json.dumps(state.summary(feed.base)))
+    else:
+        console = Console(highlight=False)
+        console.print(picture(state, console.width, None))
+    return 0
+
+
+def _live(feed: LiveFeed, state: LiveState) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from firsttoken.cli.top_feed import FeedLost
+    from firsttoken.cli.top_screen import picture
+
+    console = Console(highlight=False)
+    wait = _RETRY_S
+    with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+
+        def show(trouble: str | None) -> None:
+            live.update(picture(state, console.width, console.height, trouble), refresh=True)
+
+        while True:
+            try:
+                for frame in feed.frames():
+                    state.add(frame)
+                    show(None)
+                    wait = _RETRY_S
+                why = "the server ended the stream"
+            except FeedLost as lost:
+                if not state.frames:
+                    raise  # it was never there: an error, not an interruption
+                why = str(lost)
+            end = time.monotonic() + wait
+            while (left := end - time.monotonic()) > 0:
+                show(f"trying again in {left:.0f} s: {why}")
+                time.sleep(min(left, 0.5))
+            wait = min(wait * 2, _LONGEST_RETRY_S)

@@ -1,0 +1,90 @@
+"""The live feed of a server, over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from firsttoken.core.errors import ConfigError, FirstTokenError
+from firsttoken.diagnose.endpoint import Endpoint
+
+# A feed is silent for one interval; longer than this past it, and it is lost.
+_SILENCE_S = 10.0
+_MAX_ERROR_BYTES = 1 << 16
+# What a picture cannot be made without.
+_NEEDED = frozenset("now_ms unix_ms state error running waiting kv_blocks classes rates steps requests".split())
+
+
+class NoFeed(FirstTokenError):
+    """The server answers, and there is nothing to see: trying again would not help."""
+
+
+class FeedLost(FirstTokenError):
+    """There is no connection, or no longer."""
+
+
+class LiveFeed:
+    """``/dashboard/live`` of the server at ``url``, ``hz`` frames a second. Raises `ConfigError` for what is no
+    address or no key."""
+
+    def __init__(self, url: str, api_key: str | None, *, hz: float) -> None:
+        self.base = str(Endpoint.parse(url.rstrip("/").removesuffix("/dashboard")))
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key):
+            raise ConfigError("--api-key holds signs that no HTTP header may have, or nothing")
+        self._url = f"{self.base}/dashboard/live?hz={hz:g}"
+        self._headers = {"Accept": "text/event-stream"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout_s = _SILENCE_S + 1 / hz
+
+    def frames(self) -> Iterator[dict[str, Any]]:
+        """Frames as they come, until the server ends the stream. Raises `NoFeed` and `FeedLost`."""
+        with self._open() as reply:
+            try:
+                for line in reply:
+                    if line.startswith(b"data: "):
+                        frame = json.loads(line[6:])
+                        if not (isinstance(frame, dict) and frame.keys() >= _NEEDED):
+                            raise NoFeed(f"{self.base} has a live feed of another kind: is it of another version?")
+                        yield frame
+            except ValueError:
+                raise FeedLost(f"{self.base} sent what is no frame") from None
+            except (OSError, http.client.HTTPException) as error:
+                raise FeedLost(f"the connection to {self.base} broke: {_told(error)}") from None
+
+    def _open(self) -> http.client.HTTPResponse:
+        request = urllib.request.Request(self._url, headers=self._headers)  # noqa: S310  # an Endpoint is http or https
+        try:
+            reply: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout_s)  # noqa: S310
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refused(error) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise FeedLost(f"cannot reach {self.base}: {_told(error)}; is the server running?") from None
+        if not reply.headers.get("Content-Type", "").startswith("text/event-stream"):
+            reply.close()
+            raise NoFeed(f"{self.base} answers, but with no live feed: is it firsttoken's server?")
+        return reply
+
+    def _refused(self, error: urllib.error.HTTPError) -> FirstTokenError:
+        if error.code in (401, 403):
+            return NoFeed(f"{self.base} asks for a key: give the right one with --api-key")
+        if error.code in (404, 405, 501):
+            return NoFeed(f"{self.base} answers, but has no live feed: it is not firsttoken's server, or an older one")
+        return FeedLost(f"{self.base} answered with {error.code}: {_message(error)}")
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read(_MAX_ERROR_BYTES))["error"]["message"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return error.reason
+
+
+def _told(error: Exception) -> str:
+    reason = getattr(error, "reason", error)
+    return str(getattr(reason, "strerror", None) or reason or type(error).__name__)
