@@ -16,7 +16,9 @@ from firsttoken.diagnose.endpoint import Endpoint
 _SILENCE_S = 10.0
 _MAX_ERROR_BYTES = 1 << 16
 # What a picture cannot be made without.
-_NEEDED = frozenset("now_ms unix_ms state error running waiting kv_blocks classes rates steps requests".split())
+_NEEDED = frozenset(
+    ["now_ms", "unix_ms", "state", "error", "running", "waiting", "kv_blocks", "classes", "rates", "steps", "requests"]
+)
 
 
 class NoFeed(FirstTokenError):
