@@ -63,6 +63,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "kv-disk": ('"/x"', "kv_disk", "/x"),
     "kv-disk-size": ("4096", "kv_disk_size", 4096),
     "kv-eviction": ('"lru"', "kv_eviction", "lru"),
+    "flight-dir": ('"/x"', "flight_dir", "/x"),
     "prefix-caching": ("false", "prefix_caching", False),
     "deterministic": ("true", "deterministic", True),
     "offline": ("true", "offline", True),

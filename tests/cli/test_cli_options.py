@@ -114,6 +114,8 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--engine-core", "0"], {"engine_core": 0}),
     (["--deterministic"], {"deterministic": True}),
     (["--threads", "1"], {"threads": 1}),
+    (["--flight-dir", "/x"], {"flight_dir": "/x"}),
+    (["--flight-dir", "none"], {"flight_dir": None}),
     (["--offline"], {"offline": True}),
     (["--served-model-name", "x"], {"served_model_name": "x"}),
     (["--seed", "5"], {"seed": 5}),

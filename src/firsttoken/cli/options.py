@@ -18,6 +18,7 @@ from firsttoken.core.targets_file import read_targets
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 # What a message between processes can hold.
 MAX_NUMBER = 2**63 - 1
+NO_FOLDER = "none"
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -134,6 +135,7 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "engine_core": Option("processor that the engine's own thread keeps to (default: any)", natural_int, "CORE"),
     "targets": Option("promises of service classes and rules of API keys, from a TOML file", targets, "FILE"),
     "seed": Option("where the random choices of requests without a seed start from (default: 0)", whole_int, "N"),
+    "flight_dir": Option("folder where the flight recorder writes, or none (docs/flight-recorder.md)", str, "FOLDER"),
     "offline": Option("never use the network; fail if a file is missing (default: off)", bool),
 }
 
@@ -156,6 +158,8 @@ def add_engine_options(parser: argparse.ArgumentParser, *, without: tuple[str, .
 def engine_args(options: argparse.Namespace) -> EngineArgs:
     """`EngineArgs` from what was given; raises `ConfigError`."""
     given = {name: getattr(options, name) for name in EngineArgs.__struct_fields__ if hasattr(options, name)}
+    if given.get("flight_dir") == NO_FOLDER:
+        given["flight_dir"] = None
     try:
         return msgspec.convert(given, EngineArgs)
     except msgspec.ValidationError as error:

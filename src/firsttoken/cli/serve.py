@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,12 +125,24 @@ def run(options: argparse.Namespace) -> int:
         add_arguments(parser)
         add_config(options, options.config, parser)
     setup_logging(getattr(options, "log_level", LOG_LEVEL), json_lines=getattr(options, "log_json", False))
+    if not hasattr(options, "flight_dir") and (folder := flight_folder()) is not None:
+        options.flight_dir = str(folder)
     config, args = server_config(options), engine_args(options)
     templates = _prompt_templates(config.prompt_templates)
     with closing(bind(config)) as listener, engine_process(args) as handle:
         from firsttoken.server.run import serve
 
         return serve(config, listener, args, handle, process_began_ns(), templates)
+
+
+def flight_folder() -> Path | None:
+    """``$XDG_STATE_HOME/firsttoken/flights``, else ``~/.local/state/...``; None for a user without a home."""
+    if xdg := os.environ.get("XDG_STATE_HOME"):
+        return Path(xdg).expanduser() / "firsttoken" / "flights"
+    try:
+        return Path.home() / ".local" / "state" / "firsttoken" / "flights"
+    except RuntimeError:
+        return None
 
 
 def _prompt_templates(path: str | None) -> tuple[PromptTemplate, ...]:

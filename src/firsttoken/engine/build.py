@@ -18,6 +18,7 @@ from firsttoken.core.service import Targets
 from firsttoken.devices.interface import Device
 from firsttoken.devices.registry import begin_devices
 from firsttoken.engine.config import EngineConfig
+from firsttoken.engine.last_words import LastWords
 from firsttoken.engine.loop import EngineLoop
 from firsttoken.engine.resolve import resolve
 from firsttoken.engine.start_account import StartAccount
@@ -72,7 +73,10 @@ def build_engine(
         gc.collect()
         gc.freeze()
     account.close("other")
-    channel.send(Ready(describe(config, checkpoint, account, device.facts().name)))
+    info = describe(config, checkpoint, account, device.facts().name)
+    if own_process:  # else there is no other process to be gone
+        loop.on_orphaned = LastWords(args, info)
+    channel.send(Ready(info))
     return loop
 
 

@@ -80,7 +80,7 @@ class EngineLoop:
 
     ``step_time`` learns from the steps that are run. ``admission`` decides who is let in, by default after the classes'
     default targets. ``host`` measures the loop. ``peak_memory`` gives the bytes of `EngineStats.peak_memory`; it is
-    called when the engine is idle.
+    called when the engine is idle. `on_orphaned` is called when the front end is gone without a word.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class EngineLoop:
         self._peak_memory = 0
         self._host = host or HostClock()
         self._recorder = StepRecorder(kv.tiers)
+        self.on_orphaned: Callable[[StepLedger, EngineStats], None] = _nothing
         self._told_stats = EngineStats()
         self._stats_due = True
 
@@ -146,6 +147,7 @@ class EngineLoop:
             self._flush_tiers()
         except ChannelClosed:
             log.info("the front end is gone: leaving")
+            self.on_orphaned(self.ledger, self._stats(now_ns()))
             self._flush_tiers()
         except Exception as error:
             log.exception("the engine failed")
@@ -384,6 +386,10 @@ class EngineLoop:
         if self._was_busy and not busy:
             self._kv.check_unused()
         self._was_busy = busy
+
+
+def _nothing(*_: object) -> None:
+    """The default of a callback."""
 
 
 def _turned_away(request_id: int, refusal: Refusal) -> Refused:

@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
     account.close("interpreter")
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # for the front end, should it go to the whole group
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)  # held since the launch
     front_end = socket.socket(fileno=int(fd))
     threading.Thread(target=_end_with, args=(front_end.fileno(),), name="firsttoken-end", daemon=True).start()

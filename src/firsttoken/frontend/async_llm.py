@@ -30,6 +30,7 @@ from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
 from firsttoken.frontend.prompts import Prompt, split_prompt
 from firsttoken.frontend.texts import text_pool
+from firsttoken.observability.flight import FlightRecorder
 from firsttoken.observability.health import Health, Progress
 from firsttoken.observability.metrics import FrontendMetrics
 from firsttoken.observability.prompt_cache import PromptCacheCollector
@@ -81,6 +82,7 @@ class AsyncLLM:
         self.created = int(time.time())
         self.metrics = metrics if metrics is not None else FrontendMetrics()
         self.steps = StepHistory()  # the engine's, of the last minutes
+        self.flight = FlightRecorder(self.steps)
         self.recent = RecentRequests()
         self.recent.subscribe(self.metrics.requests.observe)
         self._text = ModelText(model_name or "", tokenizer, chat_template, generation_config or GenerationConfig())
@@ -152,6 +154,7 @@ class AsyncLLM:
         """
         llm = cls(tokenizer=tokenizer, seed=args.seed, text_workers=text_workers, prompt_templates=prompt_templates)
         llm._args, llm._in_process = args, in_process
+        llm.flight.write_for(args)
         return llm
 
     async def start(self) -> None:
@@ -201,12 +204,13 @@ class AsyncLLM:
     async def _connect(self, link: EngineLink) -> EngineInfo:
         link.on_stats, link.on_dead, link.on_idle = self._on_stats, self._on_dead, self._idle.set
         link.on_kv, link.on_steps = self.metrics.update_kv, self._on_steps
+        link.flight = self.flight
         self._idle.set()
         link.listen()
         self._watch = asyncio.create_task(self._watch_engine(link))
         if link.handle.pid is not None:
             self.metrics.watch_engine_process(link.handle.pid)
-        info = await asyncio.wrap_future(link.ready)
+        info = self.flight.info = await asyncio.wrap_future(link.ready)
         self._progress = Progress(now_ns())
         return info
 
@@ -428,6 +432,7 @@ class AsyncLLM:
         self._draining = True
         if self._link is None:
             return True
+        self.flight.event("draining", f"{self._link.live} requests run")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         return self._link.live == 0
@@ -448,6 +453,7 @@ class AsyncLLM:
             # An engine that is still starting does not look at its messages, and has nothing to finish.
             patience = _STOP_S if self._admission is not None else _STOP_STARTING_S
             await asyncio.to_thread(self._link.handle.stop, patience)
+            await asyncio.to_thread(self.flight.close)
 
     async def _end_start(self) -> None:
         """A start under way ends, with what its link was told or, when it has no engine yet, as cancelled."""

@@ -303,7 +303,7 @@ class Generation:
             for engine_id, live_index in self._live.items():
                 if live_index == index:
                     del self._live[engine_id]
-                    self._link.abort([engine_id])
+                    self._link.abort([engine_id], finished=True)
                     break
         self._times[index].finish(ns)
         self._final, self.finish_reason = index, self._answers[index].finish_reason

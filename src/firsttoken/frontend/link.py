@@ -14,6 +14,7 @@ from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead, FirstTokenError
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.step_record import StepRecord
+from firsttoken.observability.flight import FlightRecorder
 from firsttoken.transport.channel import ChannelClosed, EngineHandle
 from firsttoken.transport.kv_report import KVReport
 from firsttoken.transport.messages import (
@@ -66,6 +67,7 @@ class EngineLink:
         self.on_kv: Callable[[KVReport], None] = _ignore
         self.on_steps: Callable[[list[StepRecord]], None] = _ignore
         self.on_dead: Callable[[], None] = _nothing
+        self.flight: FlightRecorder | None = None
         self._sinks: dict[int, Sink] = {}
         self._fresh: set[int] = set()  # live requests that have got nothing yet
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -97,12 +99,16 @@ class EngineLink:
         for request in requests:
             self._sinks[request.id] = sink
             self._fresh.add(request.id)
+        if self.flight is not None:
+            self.flight.submitted(requests)
         # Looked at after the table was filled: a death noticed by another thread either sees these or is seen here.
         if self._loop is None and self.error is None:
             self._tell(requests)
         if self.error is not None:
             for request in requests:
                 self._drop(request.id)
+            if self.flight is not None:
+                self.flight.left([request.id for request in requests], finished=False)
             raise EngineDead(str(self.error))
         if self._loop is not None:
             now = now_ns()
@@ -130,9 +136,12 @@ class EngineLink:
             self._sinks[request.id] = sink
             self._fresh.add(request.id)
 
-    def abort(self, ids: Collection[int]) -> None:
-        """Forget these requests and end them in the engine; ids that have ended already are left alone."""
+    def abort(self, ids: Collection[int], *, finished: bool = False) -> None:
+        """Forget these requests and end them in the engine; ids that have ended already are left alone. ``finished``:
+        they have all that they need."""
         live = [request_id for request_id in ids if self._drop(request_id) is not None]
+        if live and self.flight is not None:
+            self.flight.left(live, finished=finished)
         if live and self.error is None:
             self._flush()  # it must know them
             try:
@@ -163,6 +172,8 @@ class EngineLink:
             logger.error("%s; requests that ended with it: %d", self.error, len(self._sinks))
         with contextlib.suppress(InvalidStateError):  # it may have been ready
             self.ready.set_exception(unready or self.error)
+        if self.flight is not None and self.ready.done() and not asked:
+            self.flight.died(why)
         sinks = {id(sink): sink for sink in list(self._sinks.values())}
         self._sinks.clear()
         self._fresh.clear()
@@ -176,6 +187,8 @@ class EngineLink:
         if isinstance(message, StepOutputs):
             self._on_step(message)
         elif isinstance(message, Refused):
+            if self.flight is not None:
+                self.flight.refused(message.id)
             sink = self._drop(message.id)
             if sink is not None:
                 sink.refuse(message)
@@ -203,11 +216,13 @@ class EngineLink:
             self._fresh.difference_update([delta.id for delta in firsts])
         if self._loop is None:
             self._deliver(deltas, ns)
-            return
-        self._later.extend(deltas)
-        self._later_ns = ns
-        if not self._turn_due:
-            self._turn()
+        else:
+            self._later.extend(deltas)
+            self._later_ns = ns
+            if not self._turn_due:
+                self._turn()
+        if self.flight is not None:  # once the first caller has his token
+            self.flight.told(step, ns)
 
     def _turn(self) -> None:
         """Wake one caller, and the next in a later turn of the loop. A turn costs little more than a microsecond, and

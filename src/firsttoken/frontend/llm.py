@@ -29,6 +29,8 @@ from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
 from firsttoken.frontend.prompts import Prompt, split_prompt, split_prompts
 from firsttoken.frontend.times import RequestTimes
+from firsttoken.observability.flight import FlightRecorder
+from firsttoken.observability.step_history import StepHistory
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.tokenizer import Tokenizer
 from firsttoken.transport.channel import EngineHandle
@@ -68,7 +70,7 @@ class LLM:
         except BaseException:
             handle.client.close()  # the engine leaves when it finds out; the error need not wait for that
             raise
-        self._connect(handle, text, args.seed)
+        self._connect(handle, text, args.seed, args)
 
     @classmethod
     def from_handle(
@@ -86,9 +88,14 @@ class LLM:
         llm._connect(handle, text, seed)
         return llm
 
-    def _connect(self, handle: EngineHandle, text: ModelText, seed: int | None) -> None:
+    def _connect(self, handle: EngineHandle, text: ModelText, seed: int | None, args: EngineArgs | None = None) -> None:
         self._text = text
         self._link = EngineLink(handle)
+        self.steps = StepHistory()  # the engine's, of the last minutes
+        self.flight = FlightRecorder(self.steps)
+        if args is not None:
+            self.flight.write_for(args)
+        self._link.on_steps, self._link.flight = self.steps.add, self.flight
         self._stop = weakref.finalize(self, _stop, self._link)
         # On a thread of its own: within a running event loop (a notebook) the channel would deliver to that loop,
         # which the caller is about to block.
@@ -97,6 +104,7 @@ class LLM:
         listening.join()
         try:
             self.info: EngineInfo = self._wait_ready()
+            self.flight.info = self.info
         except BaseException:
             self.close()
             raise
@@ -357,7 +365,7 @@ class _Batch:
         if made.finish_reason is not None:
             del self._live[delta.id]
             if delta.finish_reason is None:
-                self._link.abort([delta.id])
+                self._link.abort([delta.id], finished=True)
             if index == 0:
                 job.times.finish(ns)
         return job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -75,6 +75,20 @@ class StepHistory:
         while self._pieces and (self._pieces[0].harvested_ns < oldest_ns or self._nbytes > self._max_bytes):
             self._nbytes -= len(self._pieces.popleft().data)
             self._packed -= PIECE
+
+    def copied(self) -> StepHistory:
+        """The same steps in an object of their own, for another thread; costs little, as packed ones stay packed."""
+        copy = StepHistory(self._keep_ns / NS_PER_S, self._max_bytes, self._at_hand)
+        copy._recent, copy._pieces = self._recent.copy(), self._pieces.copy()
+        copy._nbytes, copy._packed = self._nbytes, self._packed
+        return copy
+
+    def pieces(self) -> Iterator[list[StepRecord]]:
+        """All, the oldest first, `PIECE` at a time."""
+        for piece in self._pieces:
+            yield _unpacked(piece)
+        for first in range(0, len(self._recent), PIECE):
+            yield self._recent[first : first + PIECE]
 
     def last(self, count: int) -> list[StepRecord]:
         """The newest ``count``, the oldest of them first; fewer when there are no more."""

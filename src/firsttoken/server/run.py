@@ -118,6 +118,8 @@ async def _serve_until_signal(config: ServerConfig, listener: socket.socket, llm
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.on_signal)
+    loop.add_signal_handler(signal.SIGUSR1, llm.flight.dump, "SIGUSR1")
+    llm.flight.watch_collector()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = asyncio.create_task(_watch_loop(llm.metrics.loop_lag))
     while not (server.started or serving.done()):  # noqa: ASYNC110  # uvicorn offers no event
@@ -139,6 +141,7 @@ async def _launched(launch: Callable[[], Awaitable[AsyncLLM]]) -> AsyncLLM | Non
     loop = asyncio.get_running_loop()
     launching = asyncio.ensure_future(launch())
     loop.add_signal_handler(signal.SIGTERM, launching.cancel)
+    loop.add_signal_handler(signal.SIGUSR1, _say, "there is nothing to dump before the engine is ready")
     try:
         return await launching
     except asyncio.CancelledError:

@@ -1,0 +1,159 @@
+"""The flight recorder of a real server: on a signal, when its engine is killed, and when it is killed itself."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firsttoken import LLM, SamplingParams
+from firsttoken.observability.flight_file import Flight, read_flight
+
+
+class Server:
+    """``firsttoken serve`` of a tiny model."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "firsttoken.cli.main",
+            "serve",
+            "random:tiny-llama",
+            "--port",
+            "0",
+            "--threads",
+            "1",
+        ]
+        command += ["--kv-memory", "8MiB", "--max-num-seqs", "8", "--flight-dir", str(folder), *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.folder = folder
+        banner = ""
+        while (found := re.search(r"http://127\.0\.0\.1:(\d+)", banner)) is None:
+            line = self.process.stdout.readline()
+            assert line, self.process.stderr.read()
+            banner += line
+        self.port = int(found.group(1))
+
+    def ask(self, prompt: list[int], tokens: int, **fields: Any) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        return json.loads(connection.getresponse().read())
+
+    @property
+    def engine_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        names = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+        [engine] = [pid for pid, name in names.items() if b"firsttoken.engine.process" in name]
+        return engine
+
+    def flight(self, count: int = 1) -> Flight:
+        """The newest of ``count`` files, once there are so many."""
+        deadline = time.monotonic() + 30
+        while len(files := sorted(self.folder.glob("*.jsonl"))) < count:
+            assert time.monotonic() < deadline, "no file was written"
+            time.sleep(0.02)
+        return read_flight(files[-1])
+
+    def end(self) -> str:
+        """What it wrote to stderr."""
+        self.process.terminate()
+        try:
+            return self.process.communicate(timeout=40)[1]
+        finally:
+            self.process.kill()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def make(*options: str) -> Server:
+        servers.append(Server(tmp_path / "flights", *options))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.process.kill()
+        server.process.communicate()
+
+
+def test_a_signal_writes_what_the_server_did_and_it_goes_on(serve):
+    server = serve()
+    server.ask([3] * 200, 5, service_tier="p0")
+    server.ask([3] * 200 + [4], 7)
+    os.kill(server.process.pid, signal.SIGUSR1)
+    flight = server.flight()
+    assert [(one.prompt_tokens, one.output_tokens, one.service) for one in flight.requests] == [
+        (200, 5, 0),
+        (201, 7, 2),
+    ]
+    assert flight.requests[1].cached_tokens >= 128
+    assert flight.requests[0].pieces[0] == flight.requests[1].pieces[0]
+    assert sum(step.prefill_tokens for step in flight.steps) == 401 - flight.requests[1].cached_tokens
+    assert (flight.head.reason, flight.head.info.max_num_seqs) == ("SIGUSR1", 8)
+    assert server.ask([5], 3)["usage"]["completion_tokens"] == 3
+    os.kill(server.process.pid, signal.SIGUSR1)
+    assert len(server.flight(2).requests) == 3
+    assert str(server.folder) in server.end()
+
+
+def test_a_killed_engine_leaves_a_recording(serve):
+    server = serve()
+    server.ask([3] * 50, 5)
+    running = threading.Thread(target=server.ask, args=([4] * 50, 900))
+    running.start()
+    time.sleep(0.3)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    running.join(40)
+    flight = server.flight()
+    assert flight.head.reason.startswith("engine died")
+    assert [one.outcome for one in flight.requests] == ["finished", "failed"]
+    assert flight.requests[1].output_tokens > 1
+    assert len(flight.steps) > 5
+    assert "engine died" in [event.kind for event in flight.events]
+    assert str(server.folder) in server.end()
+
+
+def test_a_killed_front_end_leaves_the_engines_steps(serve):
+    server = serve()
+    server.ask([3] * 50, 20)
+    engine = server.engine_pid
+    server.process.kill()
+    flight = server.flight()
+    assert (flight.head.source, flight.head.pid) == ("engine", engine)
+    assert flight.head.info.model == "random:tiny-llama"
+    assert sum(step.decode_rows for step in flight.steps) == 19
+    assert flight.requests == []
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{engine}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_orderly_end_leaves_nothing(serve):
+    server = serve()
+    server.ask([3] * 50, 5)
+    server.end()
+    assert not server.folder.exists()
+
+
+def test_an_engine_in_the_same_process_is_recorded_too(tmp_path):
+    with LLM("random:tiny-llama", threads=1, kv_memory=8 << 20, flight_dir=str(tmp_path)) as llm:
+        llm.generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=4, ignore_eos=True))
+        path = llm.flight.dump("asked for").result(10)
+    flight = read_flight(path)
+    assert [one.output_tokens for one in flight.requests] == [4, 4]
+    assert sum(step.prefill_tokens + step.decode_rows for step in flight.steps) == 5 + 6
