@@ -55,7 +55,7 @@ soak: $(VENV)/.installed
 	$(BIN)/python benchmarks/overload_http.py $(ARGS)
 
 test-integrations: $(VENV)/.installed model $(VENV)-openai2/.installed
-	$(BIN)/python benchmarks/integrations.py --output benchmarks/results/integrations.json $(VENV)-openai2/bin/python
+	$(BIN)/python -m benchmarks.integrations --output benchmarks/results/integrations.json $(VENV)-openai2/bin/python
 
 clean:
 	rm -rf $(VENV) $(VENV)-openai2 build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,5 @@
-"""Other projects' clients against a running server, each in a virtual environment of its own.
+"""Other projects' clients against a running server, each in a virtual environment of its own, and Prometheus, where it
+is installed, with the expressions of the Grafana dashboard.
 
     make test-integrations
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,6 +26,8 @@ from firsttoken.core.engine_args import DEFAULT_MODEL
 
 CLIENT = Path(__file__).with_name("openai_client_checks.py")
 START_S = 60.0
+# How long Prometheus scrapes a server that is asked things all the while.
+GRAFANA_S = 20.0
 
 
 def free_port() -> int:
@@ -55,6 +59,15 @@ def run_client(python: str, url: str) -> dict[str, Any]:
     return {"python": python, "ok": all(check["ok"] for check in seen["checks"]), **seen}
 
 
+def run_grafana(model: str) -> dict[str, Any]:
+    """What Prometheus made of the dashboard."""
+    from benchmarks import grafana  # which takes from here
+
+    if shutil.which("prometheus") is None:
+        return {"ok": True, "skipped": "prometheus is not installed (Debian: prometheus)"}
+    return grafana.run(model, GRAFANA_S)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("python", nargs="+", help="interpreters of the environments that hold the clients")
@@ -72,13 +85,18 @@ def main() -> int:
     finally:
         server.terminate()
         code = server.wait(60)
-    result = {**report.header(model=options.model), "clients": clients, "server_exit_code": code}
+    result = {
+        **report.header(model=options.model),
+        "clients": clients,
+        "server_exit_code": code,
+        "grafana": run_grafana(options.model),
+    }
     text = json.dumps(result, indent=1)
     print(text)
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text + "\n")
-    return 0 if code == 0 and all(client["ok"] for client in clients) else 1
+    return 0 if code == 0 and result["grafana"]["ok"] and all(client["ok"] for client in clients) else 1
 
 
 if __name__ == "__main__":
