@@ -26,7 +26,7 @@ MAX_LISTENERS = 64
 # The cache's totals change with every prompt, and nobody sees that at ten a second.
 KV_EVERY_NS = NS_PER_S
 # What a picture that has just been opened begins with.
-FIRST_STEPS_NS = 15 * NS_PER_S
+FIRST_STEPS = 1000
 FIRST_REQUESTS = 50
 # What is kept for a listener that reads slower than the ticks come.
 KEPT_TICKS = 64
@@ -176,7 +176,7 @@ class Feed:
     def _first(self, listener: Listener) -> bytes:
         """The present tick, with what does not change and the latest of all that does."""
         now = now_ns()
-        steps = self._llm.steps.between(now - FIRST_STEPS_NS, now)
+        steps = self._llm.steps.last(FIRST_STEPS)
         requests = self._llm.recent.latest(FIRST_REQUESTS, listener.tenant)
         head = {"engine": self._snapshots.engine(), "step_fields": FIELDS}
         listener.tick, listener.kv, listener.request = self._number, self._kv_number, self._ended_number
