@@ -15,6 +15,7 @@ from firsttoken.observability.otlp.export import OtlpExport
 from firsttoken.observability.otlp.settings import OtlpSettings
 from firsttoken.server.exporting import exporting
 from tests.server.conftest import forever, say
+from tests.server.test_shutdown import Server
 from tests.support.otlp_receiver import attributes, grpc_receiver, http_receiver
 
 RECEIVERS = {"http": http_receiver, "grpc": grpc_receiver}
@@ -239,6 +240,23 @@ async def test_another_process_follows_one_that_ended(exported, monkeypatch, cap
             await until(lambda: len(got.spans) == 2 * seen)
             await until(lambda: figures(client)["firsttoken_otlp_spans_total", "sent"] >= 2 * seen)
         assert _children() == []
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_a_serving_process_sends_what_is_left_when_it_is_told_to_stop(by, monkeypatch):
+    with http_receiver() as got:
+        if by == "environment":
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", got.url)
+        server = Server(**({"otlp_endpoint": got.url} if by == "option" else {}))
+        try:
+            assert server.ask("POST", "/v1/completions", {"prompt": "hi", "max_tokens": 3}).status == 200
+            server.signal(signal.SIGTERM)
+            assert server.wait(20) == 0
+        finally:
+            server.process.kill()
+            server.process.communicate()
+    assert sum(span.name == "text_completion stub" for span in got.spans) == 1
+    assert any(metric.name == "firsttoken_output_tokens" for metric in got.metrics)
 
 
 def _children():

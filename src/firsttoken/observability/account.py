@@ -69,6 +69,15 @@ _FOLLOWS = {
     Mark.WRITTEN: set[Mark](),
 }
 
+# What `intervals` may tell of.
+PARTS = frozenset({*_OWNER.values(), _UNACCOUNTED})
+# The owner of the time between two marks that may follow one another. By plain numbers: an enum's hash is a call.
+_PARTS = {
+    (int(before), int(after)): owner
+    for before, owner in _OWNER.items()
+    for after in {before, Mark.FAILED} | _FOLLOWS[before]
+}
+
 
 def timings(
     timeline: Timeline,
@@ -124,16 +133,18 @@ def intervals(stamps: Sequence[tuple[int, int]], end_ns: int | None = None) -> I
     gaps. ``end_ns`` as in `timings`."""
     if not stamps:
         return
-    before, last = Mark(stamps[0][0]), stamps[0][1]
-    for mark, ns in stamps[1:]:
-        after = Mark(mark)
-        known = after == before or after == Mark.FAILED or after in _FOLLOWS[before]
+    before, last = stamps[0]
+    for after, ns in stamps[1:]:
+        part = _PARTS.get((before, after))
+        if part is None:
+            part = _UNACCOUNTED
+            _ = Mark(before), Mark(after)  # raises ValueError for what is no mark at all
         # Clocks of two processes agree, but a list built by hand may not: time never runs backwards here.
-        now = max(ns, last)
-        yield _OWNER[before] if known else _UNACCOUNTED, last, now
+        now = ns if ns > last else last
+        yield part, last, now
         before, last = after, now
     if end_ns is not None and end_ns > last:
-        yield _OWNER[before], last, end_ns
+        yield _OWNER[Mark(before)], last, end_ns
 
 
 def _walk(timeline: Timeline, end_ns: int | None) -> tuple[dict[str, int], int]:

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.timeline import Mark
-from firsttoken.observability.account import intervals
+from firsttoken.observability.account import PARTS, intervals
 from firsttoken.observability.histogram import Histogram, Histograms
 from firsttoken.observability.recent import EndedRequest
 
@@ -22,6 +22,9 @@ STAGE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.0
 TOKEN_BUCKETS = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
 
 _CLASS = "service_class"
+# Plain numbers: an enum's hash is a call.
+_EDGES = tuple(int(mark) for mark in (Mark.ARRIVED, Mark.SCHEDULED, Mark.FIRST_TOKEN, Mark.FINISHED))
+_NAMES = {part: part.removesuffix("_ms") for part in PARTS}
 
 
 class RequestMetrics(Collector):
@@ -61,7 +64,7 @@ class RequestMetrics(Collector):
         for stage, begin, end in intervals(ended.timeline, ended.ended_ns):
             spent[stage] = spent.get(stage, 0) + end - begin
         for stage, ns in spent.items():
-            self._stages.of(stage.removesuffix("_ms"), name).observe(ns / NS_PER_S)
+            self._stages.of(_NAMES[stage], name).observe(ns / NS_PER_S)
         self._prompts.of(name).observe(ended.prompt_tokens)
         self._outputs.of(name).observe(ended.output_tokens)
         if ended.outcome == "finished":
@@ -71,10 +74,8 @@ class RequestMetrics(Collector):
         self.prompt_tokens.observe(ended.prompt_tokens)
         self.output_tokens.observe(ended.output_tokens)
         self.computed_tokens.observe(ended.prompt_tokens - ended.cached_tokens)
-        first: dict[int, int] = {}
-        for mark, ns in ended.timeline:
-            first.setdefault(mark, ns)
-        times = [first.get(mark) for mark in (Mark.ARRIVED, Mark.SCHEDULED, Mark.FIRST_TOKEN, Mark.FINISHED)]
+        first = dict(reversed(ended.timeline))
+        times = [first.get(mark) for mark in _EDGES]
         stages = (self.engine_queue, self.engine_prefill, self.engine_decode)
         for one, (begin, end) in zip(stages, pairwise(times), strict=True):
             if begin is not None and end is not None:

@@ -1,7 +1,7 @@
 """The series that vLLM's dashboards, autoscalers and routers read, under vLLM's names and labels, where the meaning is
 the same. Nothing is observed for them alone: they are made from our own series when they are scraped.
 
-`docs/metrics.md` says which of vLLM's names are given, and why the others are not.
+`docs/observability.md` says which of vLLM's names are given, and why the others are not.
 """
 
 from __future__ import annotations
