@@ -164,3 +164,25 @@ def test_what_is_alive_in_a_step_is_what_the_plan_says(outlined):
     }
     for name, shape in shapes.items():
         assert sizes.live(shape) == pytest.approx(outlined[name], rel=0.01), name
+
+
+def test_what_no_step_needs_is_not_planned():
+    def work(slots, length):
+        args = EngineArgs(model="random:llama-3.1-8b", max_num_seqs=slots, max_model_len=length, kv_memory=1 << 30)
+        config = resolve(args, MODEL_8B, [PlannedGPU(KNOWN["h200"])])[1].executor
+        weights = plan_weights(MODEL_8B, "cuda", "bfloat16", "none")
+        return gpu.plan_gpu_work(config, MODEL_8B.config, weights, "NVIDIA H200", 132, min(8192, slots * length))
+
+    short, longer = work(1, 512), work(1, 2048)
+    assert short.graphs < longer.graphs / 4, "prompts have no more tokens than a request"
+    assert longer.graphs == pytest.approx(work(1, 4096).graphs), "nor are longer ones captured"
+
+
+def test_steps_that_an_idle_engine_tries_take_room_beside_what_loading_left():
+    table = gpu.ShapeTable(1, 2048, 64)
+    sizes = gpu.StepSizes(MODEL_8B.config, "NVIDIA H200")
+    assert gpu._rehearsed(table, sizes, 1 << 40) == 0
+    all_of_them = gpu._rehearsed(table, sizes, 0)
+    assert all_of_them == sum(sizes.largest(shape) for shape in table.prompt_shapes(2048))
+    some = gpu._rehearsed(table, sizes, 2 * sizes.live(table.shape(0, [1920], 1)))
+    assert some == sizes.largest(table.shape(0, [2048], 1))

@@ -138,6 +138,14 @@ def test_a_step_has_room_for_all_that_may_be_planned(deterministic):
     assert config.executor.max_step_tokens == (140 if deterministic else 100)
 
 
+@pytest.mark.parametrize(("slots", "length", "tokens"), [(1, 512, 512), (1, 700, 768), (2, 500, 1024), (64, 512, 8192)])
+def test_steps_are_prepared_for_no_more_tokens_than_all_slots_hold(slots, length, tokens):
+    args = EngineArgs(max_num_seqs=slots, max_model_len=length)
+    assert resolve(args, CHECKPOINT, [PlannedGPU(KNOWN["h200"])])[1].executor.max_step_tokens == tokens
+    here = _resolve(max_num_seqs=slots, max_model_len=length, prefill_tokens=1 << 14).executor
+    assert here.max_step_tokens == min(1 << 14, slots * length), "where nothing is padded"
+
+
 def test_a_gpu_takes_as_many_steps_in_flight_as_its_ring_has_places():
     gpu = PlannedGPU(KNOWN["h100"])
     assert resolve(EngineArgs(in_flight=8), CHECKPOINT, [gpu])[1].in_flight == 8

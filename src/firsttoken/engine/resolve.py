@@ -11,6 +11,7 @@ from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.kv_format import KVFormat
+from firsttoken.core.step_sizes import next_size
 from firsttoken.devices.cpu import one_of
 from firsttoken.devices.interface import Device, DevicePolicy
 from firsttoken.devices.registry import choose_device
@@ -91,6 +92,8 @@ def resolve(
     threads = _positive("threads", _given(args.threads, facts.threads), max(16, 2 * facts.threads))
     # With equal bits in any batch decode rows are computed as chunks, beside those of prompts.
     step_tokens = budget.most + max_num_seqs if args.deterministic else max(budget.most, max_num_seqs)
+    # No step has more than all slots hold: what it is padded to beyond that would be prepared for nobody.
+    step_tokens = min(step_tokens, next_size(policy.sizes.chunks, max_num_seqs * max_model_len))
     return device, EngineConfig(
         model=args.served_model_name or checkpoint.name,
         executor=ExecutorConfig(

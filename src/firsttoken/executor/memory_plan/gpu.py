@@ -63,7 +63,8 @@ def plan_gpu_work(
     most = table.shape(0, [min(largest_step, table.sizes.chunks[-1])], 1)
     # Two parts of a projection, their copy, and the projection: all but the last are free again.
     loading = (3 if model.architecture in FUSED else 2) * weights.largest
-    work = max(loading, steps.live(most), steps.live(table.decode_shapes()[-1]))
+    idle = loading + _rehearsed(table, steps, loading)
+    work = max(idle, steps.live(most), steps.live(table.decode_shapes()[-1]))
     return GPUWork(
         rows=_rows(config, model, table) + _workspaces(config, model, gpu, sms) + _CUBLAS_BYTES,
         steps=work,
@@ -130,6 +131,13 @@ class StepSizes:
 
     def _tiles(self, kind: OpKind, n: int, k: int, rows: int) -> int:
         return linear_config(kind, n, k, min(rows, MAX_ROWS), self._gpu).tiles(n)
+
+
+def _rehearsed(table: ShapeTable, steps: StepSizes, free: int) -> int:
+    """What an idle engine adds to the ``free`` bytes that loading left, as it launches each step that it will capture,
+    by rising sizes: a step that those have no room for, half of them in pieces that are too small, takes a segment."""
+    rising = table.prompt_shapes(LARGEST_CAPTURED)
+    return sum(steps.largest(shape) for shape in rising if steps.live(shape) > free // 2)
 
 
 def _graphs(table: ShapeTable, steps: StepSizes) -> int:
