@@ -16,6 +16,7 @@ from firsttoken.core.plan import PLAN_DECODER, PLAN_ENCODER, RowSample, StepPlan
 from firsttoken.core.request import EngineRequest, Request, Status
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Targets
+from firsttoken.core.timeline import Mark
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import PlannedStep, PromptOrder, Scheduler, SchedulerConfig, TokenCap, Update
 
@@ -258,6 +259,9 @@ class World:
                 assert 0 <= request.num_computed <= request.num_tokens + request.num_pending
                 assert request.num_output + request.num_pending <= request.max_tokens
             assert self.streamed[request.request_id] == list(request.tokens[request.num_prompt :])
+            if request.status is not Status.WAITING:
+                assert min(request.queue_ns) >= 0
+                assert sum(request.queue_ns) == queued_ns(request), "what it waited for is not all of its wait"
 
     def check_output(self, number: int) -> None:
         """The tokens are those of the request alone, in full (or, cut short, the beginning of them)."""
@@ -309,13 +313,28 @@ class World:
             assert request.slot == row.slot
 
 
+def queued_ns(request: Request) -> int:
+    """Time in the queue by the request's timeline."""
+    total = since = 0
+    for mark, ns in request.timeline.stamps():
+        if mark in (Mark.ARRIVED, Mark.PREEMPTED):
+            total += ns - since if since else 0
+            since = ns
+        elif mark in (Mark.SCHEDULED, Mark.RESTORING, Mark.FINISHED):
+            total += ns - since if since else 0
+            since = 0
+    return total
+
+
 class Clock:
-    """Virtual time in ms."""
+    """Virtual time in ms; with ``tick_ns`` it goes on by so much each time that it is read."""
 
     def __init__(self) -> None:
         self.ms = 1000.0
+        self.tick_ns = 0
 
     def read(self) -> int:
+        self.ms += self.tick_ns / NS_PER_MS
         return round(self.ms * NS_PER_MS)
 
 

@@ -38,6 +38,7 @@ def machine_of(world: Any, clock: Any) -> type[RuleBasedStateMachine]:
             watermark=st.sampled_from([0.0, 0.2]),
             caching=st.booleans(),
             ageing=st.booleans(),
+            tick_ns=st.sampled_from([0, 1000]),
             order=st.sampled_from([PromptOrder(), PromptOrder(), PromptOrder(0), PromptOrder(0, decodes_wait=True)]),
         )
         def start(
@@ -50,8 +51,10 @@ def machine_of(world: Any, clock: Any) -> type[RuleBasedStateMachine]:
             watermark: float,
             caching: bool,
             ageing: bool,
+            tick_ns: int,
             order: Any,
         ) -> None:
+            clock.tick_ns = tick_ns
             self.strict = not ageing and not caching
             self.world = world(
                 blocks=blocks,

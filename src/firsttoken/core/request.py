@@ -12,6 +12,7 @@ from firsttoken.core.retention import NotKept, Retention
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.core.waits import Wait
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,7 @@ class Request:
 
     ``miss`` says why no more than ``num_cached`` tokens were cached, None when no more could be. Its ``retention``
     begins when it ends: ``kept`` says whether there was room for that, None without such a wish, and ``kept_reason``
-    why there was not.
+    why there was not. ``queue_ns``: how long it waited for each `Wait`, as far as it has ceased to.
     """
 
     __slots__ = (
@@ -77,6 +78,7 @@ class Request:
         "params",
         "preemptions",
         "priority",
+        "queue_ns",
         "request_id",
         "retention",
         "salt",
@@ -113,6 +115,7 @@ class Request:
         self.num_cached_host = self.num_cached_disk = 0
         self.num_front_stamps = len(wire.stamps)
         self.preemptions = 0
+        self.queue_ns = [0] * len(Wait)
         self.first_scheduled = False
         self.slot = -1
         self.status = Status.WAITING

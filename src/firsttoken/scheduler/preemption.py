@@ -17,6 +17,7 @@ from firsttoken.scheduler.queue import Ticket, WaitingQueue
 from firsttoken.scheduler.reservation import KVReservation
 from firsttoken.scheduler.running import RunningSet
 from firsttoken.scheduler.step import Counters
+from firsttoken.scheduler.waits import Waits
 
 # How long a request stays out after a better class took its place, doubled each time.
 STAY_OUT_NS = 50 * NS_PER_MS
@@ -27,13 +28,20 @@ class Preemption:
     """Takes requests off their rows and puts them back into the queue."""
 
     def __init__(
-        self, kv: KVCache, queue: WaitingQueue, running: RunningSet, reservation: KVReservation, counters: Counters
+        self,
+        kv: KVCache,
+        queue: WaitingQueue,
+        running: RunningSet,
+        reservation: KVReservation,
+        counters: Counters,
+        waits: Waits,
     ) -> None:
         self._kv = kv
         self._queue = queue
         self._running = running
         self._reservation = reservation
         self._counters = counters
+        self._waits = waits
 
     def preempt(self, ticket: Ticket, now_ns: int) -> None:
         """Take a running request off its row, to be added again with all tokens known by then."""
@@ -50,6 +58,7 @@ class Preemption:
         if request.num_output or request.num_pending:
             ticket.since_ns = now_ns
         self._queue.push(ticket)
+        self._waits.begin(ticket)
 
     def evict(self, ticket: Ticket, now_ns: int) -> None:
         """The same for the sake of a better class: it comes back slowly (`Starting`)."""

@@ -33,7 +33,7 @@ class Ticket:
     ``passes`` counts the steps in which a request behind it was admitted and it was not. ``cost`` is how many KV blocks
     it was found to need, believed until step ``recheck``, because finding out walks its whole cached prefix; until step
     ``retry`` nobody is sought who could make way for it. ``evictions`` counts how often a better class took its place,
-    and until ``returns_ns`` it is slow to come back.
+    and until ``returns_ns`` it is slow to come back. ``waits_since_ns`` and ``looked_at`` are for `Waits`.
     """
 
     __slots__ = (
@@ -45,6 +45,7 @@ class Ticket:
         "due",
         "evictions",
         "key",
+        "looked_at",
         "passes",
         "place",
         "recheck",
@@ -56,6 +57,7 @@ class Ticket:
         "since_ns",
         "tag",
         "waits",
+        "waits_since_ns",
     )
 
     def __init__(self, request: Request, arrival: int, now_ns: int) -> None:
@@ -72,6 +74,8 @@ class Ticket:
         self.passes = self.cost = self.recheck = self.retry = 0
         self.evictions = 0
         self.returns_ns = 0
+        self.waits_since_ns = now_ns
+        self.looked_at: tuple[int, tuple[int, ...]] | None = None
         self.key: Key = (self.service, request.priority, True, 0.0, arrival)
 
     @property

@@ -24,6 +24,7 @@ from firsttoken.core.plan import RowBlocks, StepResult
 from firsttoken.core.request import Request, Status
 from firsttoken.core.service import ServiceClass, Targets
 from firsttoken.core.timeline import Mark
+from firsttoken.core.waits import Wait
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler.backlog import CLASSES
 from firsttoken.scheduler.budget import Budget
@@ -38,6 +39,7 @@ from firsttoken.scheduler.shares import ClassFloors, PrefillShares, PromptOrder
 from firsttoken.scheduler.starting import Starting, Turn, leaders_of
 from firsttoken.scheduler.step import Counters, PlannedStep, StepBuilder, Update
 from firsttoken.scheduler.step_time import StepLoad
+from firsttoken.scheduler.waits import Waits
 from firsttoken.scheduler.window import BatchWindow, Hold
 
 # Compared for every token, and to look a member up in its enum takes as long as all else that a token does.
@@ -50,6 +52,7 @@ GAP_SHARE = 0.9
 RESTORE_POLL_NS = 200_000
 # Prompt tokens on rows that weigh as much as a waiting request.
 CROWD_TOKENS = 2048
+_ALL = (None,) * len(ServiceClass)
 _ORDER = PromptOrder()
 _TARGETS = Targets()
 
@@ -82,7 +85,8 @@ class Scheduler:
         self._running = RunningSet(config.max_num_seqs)
         self._queue = WaitingQueue(targets, max(1, config.max_num_seqs // AGED_PART), order.patience)
         self._reservation = KVReservation(kv, config.max_num_seqs)
-        self._preemption = Preemption(kv, self._queue, self._running, self._reservation, self.counters)
+        self._waits = Waits()
+        self._preemption = Preemption(kv, self._queue, self._running, self._reservation, self.counters, self._waits)
         self._restoring = Restoring(kv, self._running, self.counters)
         self._starting = Starting(
             config,
@@ -94,6 +98,7 @@ class Scheduler:
             self._reservation,
             self.counters,
             self._restoring,
+            self._waits,
         )
         self._expired: list[Request] = []
         self._filled: list[Request] = []  # with blocks that the last plan fills
@@ -147,6 +152,7 @@ class Scheduler:
         if self._hold is not None:
             self._hold.arrived(request, queue_was_empty=not self._queue)
         self._queue.push(ticket)
+        self._waits.begin(ticket)
         self._next_arrival += 1
         self.kv.prefetch(request)
 
@@ -182,6 +188,7 @@ class Scheduler:
         if self._queue:
             self._expire(now)
             self._queue.age(now, self._running.best_class)
+            self._waits.plan(now)
         if self._restoring:
             self._restoring.settle()
         step = self._compose(now, decode=not self.order.decodes_wait)
@@ -222,8 +229,11 @@ class Scheduler:
         if below < CLASSES:
             decodes = [request for request in decodes if request.status is Status.RUNNING]
             prefills = [ticket for ticket in prefills if not ticket.waits]
+        closed = Wait.KV
         if self._is_held(now, decodes, prefills):
-            below = 0
+            below, closed = 0, Wait.WINDOW
+        if not below:
+            self._waits.explain(_ALL, closed)
         step = StepBuilder()
         shares: PrefillShares | None = None
         if prefills or (self._queue and below):
@@ -236,6 +246,7 @@ class Scheduler:
                     now_ns=now,
                     owed=lacking,
                     below=below,
+                    closed=closed,
                     leaders=leaders_of(prefills + self._restoring.tickets, self.kv),
                 )
                 self._starting.start_waiting(turn)
@@ -369,6 +380,7 @@ class Scheduler:
     def _end(self, ticket: Ticket, reason: str, stop_reason: int | None = None) -> None:
         """The one way out: blocks, slot and queue place are given back, whatever state the request is in."""
         request = ticket.request
+        waited = ticket.waits
         # A failed request's KV is suspect: nobody may find it.
         failed = reason == "error"
         if not failed:
@@ -384,6 +396,8 @@ class Scheduler:
         self._queue.end(ticket)
         del self._tickets[request.request_id]
         request.finish(reason, stop_reason)
+        if waited:
+            self._waits.end(ticket, started=False)
 
 
 def _known_load(decodes: list[Request], prefills: list[Ticket]) -> StepLoad:

@@ -26,6 +26,7 @@ from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.request import Request
 from firsttoken.core.service import ServiceClass, Targets
 from firsttoken.core.timeline import Mark
+from firsttoken.core.waits import Wait
 from firsttoken.kvcache import KVCache, Probe
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.preemption import Preemption
@@ -35,6 +36,7 @@ from firsttoken.scheduler.restoring import Restoring
 from firsttoken.scheduler.running import RunningSet
 from firsttoken.scheduler.shares import PrefillShares
 from firsttoken.scheduler.step import Counters, StepBuilder
+from firsttoken.scheduler.waits import Waits
 
 # Finding out what a request would cost walks its cached prefix: a step does that for so many in vain, and believes
 # what it found for so many steps. Finding out who could make way walks the blocks of many.
@@ -48,7 +50,8 @@ RESERVED_SLOTS = 16
 @dataclass(slots=True, kw_only=True)
 class Turn:
     """One step's admissions. ``owed``: the decode rows that take a block each in this step. Only classes better than
-    ``below`` start anything. ``claimed``: what is free is kept for an aged request."""
+    ``below`` start anything, because of ``closed``. ``claimed``: what is free is kept for an aged request. ``lacks``:
+    what the first of each class that does not start waits for."""
 
     step: StepBuilder
     step_id: int
@@ -56,11 +59,18 @@ class Turn:
     now_ns: int
     owed: set[int]
     below: int
+    closed: Wait
     leaders: dict[bytes | None, int]
     claimed: bool = False
     candidates: list[Ticket] | None = None
     refused: list[Ticket] = field(default_factory=list)
+    lacks: list[Wait | None] = field(default_factory=lambda: [None for _ in ServiceClass])
     victims: list[Ticket] = field(default_factory=list)
+
+    def tell(self, ticket: Ticket, why: Wait) -> None:
+        """The ticket does not start."""
+        if self.lacks[ticket.service] is None:
+            self.lacks[ticket.service] = why
 
 
 class Starting:
@@ -77,7 +87,9 @@ class Starting:
         reservation: KVReservation,
         counters: Counters,
         restoring: Restoring,
+        waits: Waits,
     ) -> None:
+        self._waits = waits
         self._restoring = restoring
         self._config = config
         self._kv = kv
@@ -97,41 +109,69 @@ class Starting:
 
     def start_waiting(self, turn: Turn) -> None:
         """Start all that may start; ``turn.victims`` are those whose place was taken."""
+        self._waits.explain(turn.lacks, self._start_in_order(turn))
+
+    def _start_in_order(self, turn: Turn) -> Wait:
+        """Returns what those wait for that were not looked at."""
         overtaken = probed = 0
+        rest = Wait.ORDER
         for ticket in self._queue.first(self._config.lookahead):
             if ticket.service >= turn.below:
+                turn.tell(ticket, turn.closed)
                 if ticket.aged:
                     continue
                 break
             if ticket.aged:
-                # Not even another aged one passes it. One that lacks nothing but tokens starts in the next step.
-                if turn.claimed or not turn.shares.may_enter(ticket):
-                    continue
-                turn.claimed = ticket.request.num_pending > 0 or not self._try_start(ticket, turn)
+                self._try_aged(ticket, turn)
                 continue
-            if self._nothing_for(ticket, turn) or ticket.request.num_pending or self._stays_out(ticket, turn):
-                break  # pending: preempted, and its last token is under way; one step, not worth losing its place
-            if self._try_start(ticket, turn):
-                overtaken = len(turn.refused)
-            elif ticket.passes >= self._config.max_passes:
+            nothing = self._nothing_for(ticket, turn)
+            if nothing is not None:
+                rest = nothing  # nor is there for those behind it
                 break
-            else:
-                turn.refused.append(ticket)
-                probed += ticket.recheck == turn.step_id + RECHECK_STEPS
-                if probed == MAX_REFUSED_PROBES:
-                    break  # the others are looked at in the next steps, when these are known not to fit
+            # pending: preempted, and its last token is under way; one step, not worth losing its place
+            if ticket.request.num_pending or self._stays_out(ticket, turn):
+                turn.tell(ticket, Wait.STEP if ticket.request.num_pending else Wait.ORDER)
+                break
+            lacks = self._try_start(ticket, turn)
+            if lacks is None:
+                overtaken = len(turn.refused)
+                continue
+            turn.tell(ticket, lacks)
+            if ticket.passes >= self._config.max_passes:
+                break
+            turn.refused.append(ticket)
+            probed += ticket.recheck == turn.step_id + RECHECK_STEPS
+            if probed == MAX_REFUSED_PROBES:
+                break  # the others are looked at in the next steps, when these are known not to fit
         for ticket in turn.refused[:overtaken]:
             ticket.passes += 1
+        return rest
 
     # ------------------------------------------------------------------ inside
 
-    def _nothing_for(self, ticket: Ticket, turn: Turn) -> bool:
-        """True when neither it nor anybody behind it can start in this step."""
+    def _try_aged(self, ticket: Ticket, turn: Turn) -> None:
+        """Not even another aged one passes it. One that lacks nothing but tokens starts in the next step."""
+        if turn.claimed:
+            turn.tell(ticket, Wait.ORDER)
+        elif not turn.shares.may_enter(ticket):
+            turn.tell(ticket, Wait.BUDGET)
+        else:
+            lacks = Wait.STEP if ticket.request.num_pending else self._try_start(ticket, turn)
+            if lacks is not None:
+                turn.tell(ticket, lacks)
+                turn.claimed = True
+
+    def _nothing_for(self, ticket: Ticket, turn: Turn) -> Wait | None:
+        """What is lacking so that neither it nor anybody behind it can start in this step; None if that is not so."""
         full = turn.claimed or not self._running.free_slots or self._free(turn) <= 0
         # Any admission takes a block at least, since one token at least must be computed.
         if full and not turn.claimed and self._running.free_slots and self._kv.reclaim():
             full = self._free(turn) <= 0
-        return (full and not self._running.worse_than(ticket.service)) or not turn.shares.open_for(ticket.service)
+        if full and not self._running.worse_than(ticket.service):
+            if turn.claimed:
+                return Wait.ORDER
+            return Wait.KV if self._running.free_slots else Wait.SLOT
+        return None if turn.shares.open_for(ticket.service) else Wait.BUDGET
 
     def _free(self, turn: Turn) -> int:
         return self._kv.available - self.reserve() - len(turn.owed)
@@ -147,15 +187,16 @@ class Starting:
         spare = self._free(turn) - self._kv.blocks_for(ticket.request.num_tokens) - self._watermark
         return self._running.free_slots <= self._reserved_slots or spare < 0
 
-    def _try_start(self, ticket: Ticket, turn: Turn) -> bool:
+    def _try_start(self, ticket: Ticket, turn: Turn) -> Wait | None:
+        """Start it, or say what it waits for."""
         request = ticket.request
         if not turn.shares.may_enter(ticket):
-            return False
+            return Wait.BUDGET
         free = 0 if turn.claimed else self._free(turn)
         # Beside nobody it is asked anew: without a step, no later one would come.
         known = turn.step_id < ticket.recheck and len(self._running) > 0
         if known and ticket.cost > free and not self._may_evict(ticket, turn, blocks=True):
-            return False
+            return Wait.ORDER if turn.claimed else Wait.KV
         probe = self._kv.probe(request)
         need = self._need(ticket, probe, free)
         if need > free and not turn.claimed and self._kv.reclaim():
@@ -164,16 +205,18 @@ class Starting:
         # The very block it needs next is computed by this step: in the next one it need not be computed again.
         patient = not ticket.aged and ticket.passes < self._config.max_passes
         if patient and follows(request, probe, turn.leaders):
-            return False
+            return Wait.PREFIX
         lacks_slot = turn.claimed or not self._running.free_slots
         if need > free or lacks_slot:
             if not self._make_way(ticket, turn, probe, need - free, int(lacks_slot)):
                 if need > free:
                     ticket.cost, ticket.recheck = need, turn.step_id + RECHECK_STEPS
-                return False
+                if turn.claimed:
+                    return Wait.ORDER
+                return Wait.KV if need > free else Wait.SLOT
             probe = self._kv.probe(request)  # what the victims gave back may be found now
         self._start(ticket, turn, probe)
-        return True
+        return None
 
     def _need(self, ticket: Ticket, probe: Probe, free: int) -> int:
         """Blocks that must be available, of which ``free`` are, for it to start."""
@@ -185,7 +228,7 @@ class Starting:
         if turn.step_id < ticket.retry or not self._running.worse_than(ticket.service):
             return False
         if blocks and turn.now_ns - ticket.since_ns < self._patience[ticket.service]:
-            turn.below = min(turn.below, ticket.service + 1)
+            turn.below, turn.closed = min(turn.below, ticket.service + 1), Wait.ORDER
             return False
         return True
 
@@ -230,6 +273,7 @@ class Starting:
             request.timeline.stamp(Mark.SCHEDULED)
             turn.step.start(request, admission.blocks)
             turn.shares.enter(ticket)
+        self._waits.end(ticket, started=True)
         if probe.next_hash is not None:
             turn.leaders.setdefault(probe.next_hash, ticket.service)
 
