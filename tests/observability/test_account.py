@@ -97,7 +97,7 @@ def test_each_state_owns_its_time():
     )
     assert {name: account[name] for name in STAGES} == {
         "parse_ms": 1, "template_ms": 2, "tokenize_ms": 3, "transport_ms": 15, "queue_ms": 8, "kv_ms": 8,
-        "prefill_ms": 15, "decode_ms": 17, "detokenize_ms": 12, "write_ms": 13, "unaccounted_ms": 0,
+        "prefill_ms": 15, "decode_ms": 17, "detokenize_ms": 12, "stop_ms": 0, "write_ms": 13, "unaccounted_ms": 0,
     }  # fmt: skip
     assert account["transport"] == {"to_engine_ms": 4, "from_engine_ms": 11}
     assert account["total_ms"] == 94

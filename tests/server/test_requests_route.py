@@ -16,7 +16,12 @@ MINE = {"x-request-id": "mine/1"}
 
 
 async def record(client, id_="mine/1", **headers):
-    reply = await client.get(f"/v1/requests/{id_}", headers=headers)
+    """It comes a moment after the end where the engine has to say its last word of an aborted request."""
+    for _ in range(100):
+        reply = await client.get(f"/v1/requests/{id_}", headers=headers)
+        if reply.status == 200:
+            break
+        await asyncio.sleep(0.005)
     assert reply.status == 200, reply.body
     return reply.json
 
@@ -115,6 +120,36 @@ async def test_newest_first_and_as_many_as_asked_for(client):
 
     assert await ids("") == ["r2", "r1", "r0"]
     assert await ids("?limit=2") == ["r2", "r1"]
+
+
+async def test_a_caller_who_left_while_queueing_has_the_engines_part_too(make_client):
+    async with make_client(forever, step_s=0.02, max_num_seqs=1) as client:
+        first = client.start("/v1/completions", {"prompt": "hi", "max_tokens": 4000, "stream": True})
+        await first.first_byte.wait()
+        call = client.start("/v1/completions", {"prompt": "ho", "max_tokens": 4000}, headers=MINE)
+        await asyncio.sleep(0.05)
+        call.leave()
+        await asyncio.wait_for(call.task, 1)
+        found = await record(client)
+        timings = found["timings"]
+        assert found["outcome"] == "aborted"
+        assert timings["queue_ms"] > 10
+        assert timings["unaccounted_ms"] == 0
+        assert whole(timings)
+        assert sum(timings["queue_reasons"].values()) == pytest.approx(timings["queue_ms"], abs=1e-6)
+        first.leave()
+        await asyncio.wait_for(first.task, 1)
+
+
+async def test_what_the_stages_consist_of_and_what_was_beside_them(make_client):
+    async with make_client(say("x" * 40), step_s=0.001) as client:
+        await client.post("/v1/completions", {"prompt": "hi", "stop": ["zz"], "stream": True}, headers=MINE)
+        timings = (await record(client))["timings"]
+        assert sum(timings["queue_reasons"].values()) == pytest.approx(timings["queue_ms"], abs=1e-6)
+        assert (timings["prefill_steps"], timings["decode_steps"]) == (1, 40)
+        assert timings["overlapped_ms"].keys() == {"detokenize", "stop", "write"}
+        assert min(timings["overlapped_ms"].values()) > 0
+        assert 0 < timings["stop_ms"] < 1
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "", "1001", "1e3", "9" * 50])

@@ -58,6 +58,7 @@ class Request:
     ``miss`` says why no more than ``num_cached`` tokens were cached, None when no more could be. Its ``retention``
     begins when it ends: ``kept`` says whether there was room for that, None without such a wish, and ``kept_reason``
     why there was not. ``queue_ns``: how long it waited for each `Wait`, as far as it has ceased to.
+    ``prefill_steps`` steps had a chunk of it, and ``prefill_samples`` of those chose a token.
     """
 
     __slots__ = (
@@ -77,6 +78,8 @@ class Request:
         "num_prompt",
         "params",
         "preemptions",
+        "prefill_samples",
+        "prefill_steps",
         "priority",
         "queue_ns",
         "request_id",
@@ -115,6 +118,7 @@ class Request:
         self.num_cached_host = self.num_cached_disk = 0
         self.num_front_stamps = len(wire.stamps)
         self.preemptions = 0
+        self.prefill_steps = self.prefill_samples = 0
         self.queue_ns = [0] * len(Wait)
         self.first_scheduled = False
         self.slot = -1

@@ -24,10 +24,11 @@ class Mark(IntEnum):
     FIRST_TOKEN = 7  # first token harvested; decode begins
     PREEMPTED = 8  # blocks taken away; queueing begins again
     FINISHED = 9  # last token harvested; the way back begins
-    DELIVERED = 10  # last tokens reached the API process; detokenising begins
+    DELIVERED = 10  # last tokens are with who makes text of them; detokenising begins
     DETOKENIZED = 11  # last text known; writing begins
     WRITTEN = 12  # last byte handed to the socket
     RESTORING = 13  # admitted, and its KV comes from a lower tier; SCHEDULED follows
+    HELD = 15  # last tokens reached the API process while earlier ones are being passed on; DELIVERED follows
     FAILED = 14  # an error or the caller's leaving ends it; telling the caller begins
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
 from firsttoken.core.errors import DeadlineExceeded
-from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request
 from firsttoken.core.service import Targets
 from firsttoken.engine.class_gauges import ClassGauges
+from firsttoken.engine.deltas import first_delta, last_delta, too_late
 from firsttoken.engine.foresight import Foresight
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.engine.kv_gauges import KVGauges
@@ -245,7 +245,7 @@ class EngineLoop:
             self._backlog.ended(request)
             if request.first_scheduled and not request.num_output:
                 self._kv_gauges.prompt(request)
-            self._tell_end(_last_delta(request, [], "abort"))
+            self._tell_end(last_delta(request, [], "abort"))
 
     # ------------------------------------------------------------------ steps
 
@@ -260,7 +260,7 @@ class EngineLoop:
             planned = self._scheduler.plan()
             for request in self._scheduler.expired():
                 self._backlog.ended(request)
-                self._tell_end(_last_delta(request, [], "error", error=_too_late(request), code=DeadlineExceeded.code))
+                self._tell_end(last_delta(request, [], "error", error=too_late(request), code=DeadlineExceeded.code))
             self._stalled = planned is None and not self._flying
             if planned is None:
                 return True
@@ -310,15 +310,16 @@ class EngineLoop:
         request = update.request
         tokens = [] if update.token is None else [update.token]
         logprobs = None if update.logprobs is None else [update.logprobs]
-        if request.num_output == len(tokens):  # its first token, or it failed before that
+        first = request.num_output == len(tokens)  # its first token, or it failed before that
+        if first:
             self._kv_gauges.prompt(request)
-            if request.finish_reason is None:
-                self._deltas.append(_first_delta(request, tokens, logprobs))
-                return
         if request.finish_reason is None:
+            if first or request.preemptions:  # what has been told of its way is not all
+                self._deltas.append(first_delta(request, tokens, logprobs))
+                return
             self._deltas.append(RequestDelta(request.request_id, tokens, logprobs, cached_tokens=request.num_cached))
             return
-        self._tell_end(_last_delta(request, tokens, request.finish_reason, logprobs=logprobs, error=update.error))
+        self._tell_end(last_delta(request, tokens, request.finish_reason, logprobs=logprobs, error=update.error))
 
     def _tell_end(self, delta: RequestDelta) -> None:
         """With totals in which the request has ended."""
@@ -396,58 +397,3 @@ def _turned_away(request_id: int, refusal: Refusal) -> Refused:
     if refusal.late:
         return Refused(request_id, refusal.message, "deadline_ms", DeadlineExceeded.code)
     return Refused(request_id, refusal.message, code="overloaded", retry_after_s=refusal.retry_after_s)
-
-
-def _first_delta(request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> RequestDelta:
-    """It brings all that is known of the start: the front end may end the request itself (a stop string)."""
-    return RequestDelta(
-        request.request_id,
-        tokens,
-        logprobs,
-        cached_tokens=request.num_cached,
-        stamps=_engine_stamps(request),
-        cached_host=request.num_cached_host,
-        cached_disk=request.num_cached_disk,
-        miss=request.miss,
-    )
-
-
-def _last_delta(
-    request: Request,
-    tokens: list[int],
-    reason: str,
-    *,
-    logprobs: list[TokenLogprobs] | None = None,
-    error: str | None = None,
-    code: str | None = None,
-) -> RequestDelta:
-    return RequestDelta(
-        request.request_id,
-        tokens,
-        logprobs,
-        finish_reason=reason,
-        stop_reason=request.stop_reason,
-        error=error,
-        code=code,
-        cached_tokens=request.num_cached,
-        stamps=_engine_stamps(request),
-        preemptions=request.preemptions,
-        cached_host=request.num_cached_host,
-        cached_disk=request.num_cached_disk,
-        miss=request.miss,
-        kept=request.kept,
-        kept_reason=request.kept_reason,
-    )
-
-
-def _too_late(request: Request) -> str:
-    waited = (request.timeline.times[-1] - request.timeline.times[request.num_front_stamps]) / NS_PER_MS
-    return (
-        f"deadline exceeded: the request had not started when its time was up, after {waited:.0f} ms of waiting in the "
-        "engine; give it more time or a better service class"
-    )
-
-
-def _engine_stamps(request: Request) -> list[tuple[int, int]]:
-    """The engine's own part of the timeline."""
-    return request.timeline.stamps()[request.num_front_stamps :]

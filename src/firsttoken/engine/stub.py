@@ -31,6 +31,7 @@ from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest, Request, Status
 from firsttoken.core.step_record import MAX_NAMED_PROMPTS, StepRecord
 from firsttoken.core.timeline import Mark
+from firsttoken.core.waits import Wait
 from firsttoken.engine.stub_gauges import StubGauges, class_stats
 from firsttoken.transport.channel import ChannelClosed, ClientEnd, EngineEnd
 from firsttoken.transport.inprocess import in_process_channel
@@ -43,6 +44,7 @@ from firsttoken.transport.messages import (
     Refused,
     RequestDelta,
     Shutdown,
+    Spent,
     StepOutputs,
     Submit,
     ToEngine,
@@ -387,6 +389,7 @@ class StubLoop:
                 code=None if fault is None else fault.code,
                 cached_tokens=request.num_cached,
                 stamps=stamps,
+                spent=_spent(request) if stamps else None,
                 kept=_kept(request) if request.finish_reason is not None else None,
             )
         )
@@ -429,6 +432,14 @@ class StubLoop:
         """Of the steps that were not told yet."""
         records, self._records = self._records, []
         return records
+
+
+def _spent(request: Request) -> Spent:
+    """It waits for nothing but the next step, or for a slot as if for that."""
+    queue_ns = [0] * len(Wait)
+    arrived, *later = request.timeline.times[request.num_front_stamps :]
+    queue_ns[Wait.STEP] = later[0] - arrived
+    return Spent(queue_ns, 1, max(request.num_output - 1, 0))
 
 
 def _kept(request: Request) -> bool | None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firsttoken.core.clock import now_ns
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.text.stop import StopHit, StopScanner
@@ -47,6 +48,7 @@ class Answer:
         "finish_reason",
         "index",
         "num_tokens",
+        "scan_ns",
     )
 
     def __init__(
@@ -54,6 +56,7 @@ class Answer:
     ) -> None:
         self.index = index
         self.num_tokens = 0
+        self.scan_ns = 0  # of the last push, the search for stop strings
         self.finish_reason: str | None = None
         self._stop_ids = stop_ids
         self._min_tokens = params.min_tokens
@@ -103,13 +106,14 @@ class Answer:
         """Token by token, so that tokens and log-probabilities can be cut where the stop string ended."""
         assert self._detokenizer is not None
         assert self._scanner is not None
+        self.scan_ns = 0
         shown = ""
         for position, token in enumerate(tokens, 1):
             text = self._detokenizer.push((token,))
             if self.num_tokens + position <= self._min_tokens:
                 shown += text
                 continue
-            found = self._scanner.push(text)
+            found = self._search(text)
             if isinstance(found, StopHit):
                 return shown + found.text, found.stop, position
             shown += found
@@ -117,8 +121,15 @@ class Answer:
             text = self._detokenizer.finish()
             if self.num_tokens + len(tokens) <= self._min_tokens:
                 return shown + text, None, None
-            found = self._scanner.push(text)
+            found = self._search(text)
             if isinstance(found, StopHit):  # in what stands for half a character: known only now, after every token
                 return shown + found.text, found.stop, None
             shown += found + self._scanner.finish()
         return shown, None, None
+
+    def _search(self, text: str) -> str | StopHit:
+        assert self._scanner is not None
+        began = now_ns()
+        found = self._scanner.push(text)
+        self.scan_ns += now_ns() - began
+        return found

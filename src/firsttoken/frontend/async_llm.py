@@ -411,7 +411,7 @@ class AsyncLLM:
             generation.cancel()
             self._forget_name(generation)
             door = Door(id=generation.id, model=self.model_name, outcome=generation.outcome)
-            self.recent.add(ended_request(door, [generation], timeline))
+            generation.when_known(lambda: self.recent.add(ended_request(door, [generation], timeline)))
 
     def _forget_name(self, generation: Generation) -> None:
         same = self._named[generation.id]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from firsttoken.core.clock import NS_PER_S
+from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.errors import DeadlineExceeded, EngineDead, FirstTokenError, InvalidRequest, Overloaded
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
@@ -15,7 +16,7 @@ from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.answer import Answer, Delta
 from firsttoken.frontend.link import EngineLink
-from firsttoken.frontend.times import RequestTimes
+from firsttoken.frontend.times import Beside, RequestTimes
 from firsttoken.transport.messages import Refused, RequestDelta
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Delta", "Generation", "GenerationFailed"]
 
+
+# Of an answer (its index), what came, and when.
+Arrival = tuple[int, RequestDelta, int]
 
 # Arrivals (a token each, as a rule) that a consumer turns into text before it lets others run: a reader that comes back
 # late to thousands of tokens and dozens of stop strings must not hold up the rest.
@@ -97,8 +101,10 @@ class Generation:
         self._answers = [Answer(index, params, stop_ids, tokenizer) for index in range(len(requests))]
         # Engine ids of the answers whose last delta has not come yet. Their order is the answers'.
         self._live = {request.id: index for index, request in enumerate(requests)}
-        self._pending: list[tuple[int, RequestDelta, int]] = []
-        self._unsettled: list[tuple[int, RequestDelta, int]] = []  # consumed, but not in the books yet
+        self._parting: set[int] = set()  # engine ids of aborted answers of which the engine has not said its last word
+        self._when_known: list[Callable[[], None]] = []
+        self._pending: list[Arrival] = []
+        self._unsettled: list[tuple[Arrival, int, int]] = []  # consumed, but not in the books yet; as in `Gap`
         self._behind = False  # more was waiting than one turn takes
         self._ready: deque[Delta] = deque()
         self._unfinished = len(requests)
@@ -106,7 +112,10 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self._began_ns = timeline.times[0]
         copies = [Timeline(timeline.stamps()) for _ in requests[1:]]  # each answer has its own way from here on
-        self._times = [RequestTimes(one) for one in (timeline, *copies)]
+        self._beside = Beside()
+        self._times = [RequestTimes(one, self._beside) for one in (timeline, *copies)]
+        self._came_ns = 0  # when the consumer last asked
+        self._gave_ns = 0  # when he last got something
         self._final = 0  # the answer that ended last so far
         self._last_ns = [0] * len(requests)  # when each answer's latest tokens arrived
         self._ended = False
@@ -119,9 +128,13 @@ class Generation:
         return self
 
     async def __anext__(self) -> Delta:
+        self._came_ns = now_ns()
+        if self._gave_ns and self._unfinished:
+            self._beside.write += self._came_ns - self._gave_ns
         self._settle()  # only now: the consumer has passed on what he got, for which somebody was waiting
         while True:
             if self._ready:
+                self._gave_ns = now_ns()
                 return self._ready.popleft()
             if self._pending:
                 if self._behind:
@@ -170,14 +183,23 @@ class Generation:
         if not self._live:
             return
         live, self._live = self._live, {}
-        self._link.abort(list(live))
+        self._parting.update(live)
         self._final = min(live.values())
         self.finish_reason = "abort"
         now = self.timeline.stamp(Mark.FINISHED)
         for engine_id, index in live.items():
             self._pending.append((index, RequestDelta(engine_id, [], finish_reason="abort"), now))
+        self._link.abort(list(live), self)
         self._observe_end(now)
         self._wake()
+
+    def when_known(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` once the account is complete: at once, or when the engine has said its last word of answers
+        that were cancelled."""
+        if self._parting:
+            self._when_known.append(tell)
+        else:
+            tell()
 
     def timings(self) -> dict[str, Any]:
         """The account of time so far; see `observability.account.timings`."""
@@ -199,11 +221,21 @@ class Generation:
         if refusal.retry_after_s is not None:
             self._book(self._unbooked, "refused")
             self._ended = True  # in no time: that says nothing about how long answers take
-        self._fail(refused(refusal))
+        self._fail(refused(refusal), Mark.FAILED)
 
     def die(self, error: EngineDead) -> None:
         self._live.clear()
         self._fail(EngineDead(str(error)))
+
+    def part(self, request_id: int, last: RequestDelta | None) -> None:
+        index = self.engine_ids.index(request_id)
+        if last is not None and index == self._final:  # nobody asks for the others' times
+            self._times[index].complete(last)
+        self._parting.discard(request_id)
+        if not self._parting:
+            waiting, self._when_known = self._when_known, []
+            for tell in waiting:
+                tell()
 
     # -------------------------------------------------------------------- inside
 
@@ -220,8 +252,9 @@ class Generation:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _fail(self, error: Exception) -> None:
-        """End with ``error``: raised once what has arrived is consumed. Answers that still run are aborted."""
+    def _fail(self, error: Exception, begins: Mark = Mark.FINISHED) -> None:
+        """End with ``error``: raised once what has arrived is consumed. Answers that still run are aborted. ``begins``:
+        the state that begins now."""
         if self._error is None:
             self._settle()
             self._error = error
@@ -232,28 +265,34 @@ class Generation:
                 self._ended = True  # it says nothing about how long answers take
             self._book(self._unbooked, "failed")
             self._link.abort(list(live))
-            self._observe_end(self.timeline.stamp(Mark.FINISHED))
+            self._observe_end(self.timeline.stamp(begins))
         self._wake()
 
     def _collect(self) -> None:
         """Turn what has arrived, up to a turn's share, into deltas: one for each answer that gained something."""
+        got_ns = now_ns()
         pending = self._pending[:_TURN]
         del self._pending[:_TURN]
         self._behind = bool(self._pending)
         if len(pending) == 1:
-            self._take(pending[0][0], pending)
-            return
-        groups: dict[int, list[tuple[int, RequestDelta, int]]] = {}
-        for item in pending:
-            groups.setdefault(item[0], []).append(item)
-        for index, items in groups.items():
-            self._take(index, items)
+            scan_ns = self._take(pending[0][0], pending, got_ns)
+        else:
+            groups: dict[int, list[Arrival]] = {}
+            for item in pending:
+                groups.setdefault(item[0], []).append(item)
+            scan_ns = sum([self._take(index, items, got_ns) for index, items in groups.items()])
+        self._gave_ns = now_ns()
+        if self._unfinished:
+            self._beside.detokenize += self._gave_ns - got_ns - scan_ns
+            self._beside.stop += scan_ns
 
-    def _take(self, index: int, items: list[tuple[int, RequestDelta, int]]) -> None:
+    def _take(self, index: int, items: list[Arrival], got_ns: int) -> int:
+        """Returns the ns of the search for stop strings."""
         answer = self._answers[index]
         if answer.finish_reason is not None:
-            return  # a stop string ended it while these were on their way
-        self._unsettled += items
+            return 0  # a stop string ended it while these were on their way
+        for item in items:
+            self._unsettled.append((item, self._came_ns, got_ns))
         last, ns = items[-1][1], items[-1][2]
         reason = last.finish_reason
         if reason == "error":
@@ -265,17 +304,18 @@ class Generation:
             self.completion_tokens += len(made.token_ids)
             self._ready.append(made)
             if made.finish_reason is not None:
-                self._finish(index, engine_ended=reason is not None, ns=ns)
+                self._finish(index, engine_ended=reason is not None, ns=ns, got_ns=got_ns)
+        return answer.scan_ns
 
     def _settle(self) -> None:
         """Bring the books up to what the consumer has got."""
         if self._unsettled:
             items, self._unsettled = self._unsettled, []
-            for item in items:
-                self._note_arrival(*item)
+            for (index, delta, ns), came_ns, got_ns in items:
+                self._times[index].note(delta, ns, came_ns, got_ns)
+                self._observe(index, delta, ns)
 
-    def _note_arrival(self, index: int, delta: RequestDelta, ns: int) -> None:
-        self._times[index].note(delta, ns)
+    def _observe(self, index: int, delta: RequestDelta, ns: int) -> None:
         count = len(delta.tokens)
         if not count:
             return
@@ -292,7 +332,7 @@ class Generation:
         """True when another answer had its first token before: TTFT is the request's, counted once."""
         return any(ns for other, ns in enumerate(self._last_ns) if other != index)
 
-    def _finish(self, index: int, *, engine_ended: bool, ns: int) -> None:
+    def _finish(self, index: int, *, engine_ended: bool, ns: int, got_ns: int) -> None:
         """The answer has its last delta: free what it held in the engine, and close the books."""
         self._settle()
         self._unfinished -= 1
@@ -305,7 +345,7 @@ class Generation:
                     del self._live[engine_id]
                     self._link.abort([engine_id], finished=True)
                     break
-        self._times[index].finish(ns)
+        self._times[index].finish(ns, self._came_ns, got_ns, self._answers[index].scan_ns)
         self._final, self.finish_reason = index, self._answers[index].finish_reason
         if self._unfinished == 0:
             self._observe_end(ns)
@@ -325,7 +365,7 @@ class Generation:
             self._metrics.request_done((ns - self._began_ns) / NS_PER_S)
 
 
-def _merged(items: list[tuple[int, RequestDelta, int]]) -> tuple[list[int], Any]:
+def _merged(items: list[Arrival]) -> tuple[list[int], Any]:
     """Tokens and log-probabilities of consecutive deltas of one answer."""
     first = items[0][1]
     if len(items) == 1:

@@ -44,6 +44,13 @@ class Sink(Protocol):
     def die(self, error: EngineDead) -> None: ...
 
 
+class Leaver(Protocol):
+    """Who has aborted requests and wants the engine's last word of them, which says where their time went."""
+
+    def part(self, request_id: int, last: RequestDelta | None) -> None:
+        """``last`` is None where there is none: it was refused meanwhile, or the engine is gone."""
+
+
 LONGEST_HOLD_NS = 10**6
 
 
@@ -69,6 +76,7 @@ class EngineLink:
         self.on_dead: Callable[[], None] = _nothing
         self.flight: FlightRecorder | None = None
         self._sinks: dict[int, Sink] = {}
+        self._parting: dict[int, Leaver] = {}  # aborted, and the engine's last word has not come
         self._fresh: set[int] = set()  # live requests that have got nothing yet
         self._loop: asyncio.AbstractEventLoop | None = None
         self._later: deque[RequestDelta] = deque()  # on a loop: arrived at _later_ns, their callers not woken yet
@@ -136,18 +144,24 @@ class EngineLink:
             self._sinks[request.id] = sink
             self._fresh.add(request.id)
 
-    def abort(self, ids: Collection[int], *, finished: bool = False) -> None:
-        """Forget these requests and end them in the engine; ids that have ended already are left alone. ``finished``:
-        they have all that they need."""
+    def abort(self, ids: Collection[int], leaver: Leaver | None = None, *, finished: bool = False) -> None:
+        """Forget these requests and end them in the engine; ids that have ended already are left alone. ``leaver`` is
+        told the engine's last word of each of the others, once, if only that it has none. ``finished``: they have all
+        that they need."""
         live = [request_id for request_id in ids if self._drop(request_id) is not None]
         if live and self.flight is not None:
             self.flight.left(live, finished=finished)
         if live and self.error is None:
             self._flush()  # it must know them
+            if leaver is not None:
+                self._parting |= dict.fromkeys(live, leaver)
             try:
                 self.handle.client.send(Abort(live))
             except (ChannelClosed, OSError):
                 self.fail("the channel to it is closed")
+        elif leaver is not None:
+            for request_id in live:
+                leaver.part(request_id, None)
         if live and not self._sinks:
             self.on_idle()
 
@@ -177,6 +191,8 @@ class EngineLink:
         sinks = {id(sink): sink for sink in list(self._sinks.values())}
         self._sinks.clear()
         self._fresh.clear()
+        for request_id in list(self._parting):
+            self._part(request_id, None)
         for sink in sinks.values():
             sink.die(self.error)
         self.on_dead()
@@ -193,6 +209,8 @@ class EngineLink:
             if sink is not None:
                 sink.refuse(message)
                 self._after_end()
+            else:
+                self._part(message.id, None)
         elif isinstance(message, Ready):
             with contextlib.suppress(InvalidStateError):  # it may have been given up meanwhile
                 self.ready.set_result(message.info)
@@ -246,10 +264,17 @@ class EngineLink:
             else:
                 sink = self._sinks.pop(delta.id, None)
                 ended = True
+                if sink is None:
+                    self._part(delta.id, delta)
             if sink is not None:  # else it was aborted here while this was on its way
                 sink.deliver(delta, ns)
         if ended:
             self._after_end()
+
+    def _part(self, request_id: int, last: RequestDelta | None) -> None:
+        leaver = self._parting.pop(request_id, None)
+        if leaver is not None:
+            leaver.part(request_id, last)
 
     def _drop(self, request_id: int) -> Sink | None:
         self._fresh.discard(request_id)

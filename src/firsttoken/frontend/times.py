@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from typing import Any
 
 from firsttoken.core.timeline import Mark, Timeline
@@ -10,47 +11,107 @@ from firsttoken.observability.account import timings
 from firsttoken.transport.messages import RequestDelta
 
 
+@dataclass(slots=True)
+class Beside:
+    """Work on a request's text, in ns, that was done while its answers went on: it has delayed nothing. ``write`` is
+    all that the consumer did with his pieces: as a rule, to write them to a socket."""
+
+    detokenize: int = 0
+    stop: int = 0
+    write: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Between two tokens, as the consumer got them. In ns: he got the one before at ``start``; this one, the
+    ``token``-th, reached the process at ``arrived``, he asked for it at ``came`` and got it at ``end``."""
+
+    token: int
+    start: int
+    arrived: int
+    came: int
+    end: int
+
+
 class RequestTimes:
     """Collects from the deltas of one answer. Times are ns of the one clock (`core.clock`)."""
 
-    __slots__ = ("_engine", "_found", "_sent", "cached_tokens", "preemptions", "timeline", "token_times")
+    __slots__ = (
+        "_engine",
+        "_found",
+        "_sent",
+        "_stop_ns",
+        "_worst_ns",
+        "beside",
+        "cached_tokens",
+        "preemptions",
+        "timeline",
+        "token_times",
+        "worst",
+    )
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, beside: Beside | None = None) -> None:
         self.timeline = timeline
+        self.beside = beside or Beside()
         self.cached_tokens = 0
         self.preemptions = 0
-        self.token_times = array("q")  # when each token arrived
+        self.token_times = array("q")  # when the consumer got each token
+        self.worst: Gap | None = None  # the largest of its gaps
+        self._worst_ns = 0
+        self._stop_ns = 0
         self._sent = timeline.stamps()
         self._engine: list[tuple[int, int]] = []
-        self._found: RequestDelta | None = None  # the first, then the last: they tell of tiers
+        self._found: RequestDelta | None = None  # the latest that tells of tiers, waits and steps
 
-    def note(self, delta: RequestDelta, ns: int) -> None:
-        """Take what ``delta``, which arrived at ``ns``, says besides its tokens.
+    def note(self, delta: RequestDelta, arrived_ns: int, came_ns: int = 0, got_ns: int = 0) -> None:
+        """Take what ``delta`` says besides its tokens. It reached this process at ``arrived_ns``; the consumer asked
+        for it at ``came_ns`` and got it at ``got_ns``, by default at once.
 
         The engine may send its stamps in pieces or at the end, and may repeat those that are known already.
         """
         if delta.stamps:
-            fresh = _behind(_behind(delta.stamps, self._sent), self._engine)
-            self._engine += fresh
-            self.timeline.extend(fresh)
-        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-        self.preemptions = max(self.preemptions, delta.preemptions)
-        if delta.finish_reason is not None or self._found is None:
-            self._found = delta
-        for _ in delta.tokens:
-            self.token_times.append(ns)
+            self._take_counts(delta)
+            self.timeline.extend(self._fresh(delta))
+        elif delta.finish_reason is not None or self._found is None:
+            self._take_counts(delta)
+        if delta.tokens:
+            got_ns = got_ns or arrived_ns
+            times = self.token_times
+            if times and got_ns - times[-1] > self._worst_ns:
+                self._worst_ns = got_ns - times[-1]
+                self.worst = Gap(len(times), times[-1], arrived_ns, came_ns, got_ns)
+            for _ in delta.tokens:
+                times.append(got_ns)
 
-    def finish(self, ns: int) -> None:
-        """The last tokens arrived at ``ns``, and their text is known now."""
-        if self.timeline.first(Mark.FINISHED) is None:  # ended on this side, by a stop string or the caller
-            self.timeline.stamp(Mark.FINISHED, ns)
-        self.timeline.stamp(Mark.DELIVERED, ns)
-        self.timeline.stamp(Mark.DETOKENIZED)
+    def finish(self, arrived_ns: int, came_ns: int = 0, got_ns: int = 0, stop_ns: int = 0) -> None:
+        """The last tokens came as `note` says, and their text is known now; of the time for it ``stop_ns`` went into
+        the search for stop strings."""
+        timeline = self.timeline
+        if timeline.first(Mark.FINISHED) is None:  # ended on this side, by a stop string or the caller
+            timeline.stamp(Mark.FINISHED, arrived_ns)
+        if came_ns > arrived_ns:
+            timeline.stamp(Mark.HELD, arrived_ns)
+        timeline.stamp(Mark.DELIVERED, got_ns or arrived_ns)
+        timeline.stamp(Mark.DETOKENIZED)
+        self._stop_ns = stop_ns
 
-    def timings(self) -> dict[str, Any]:
+    def complete(self, last: RequestDelta) -> None:
+        """It was cut short here, and this is the engine's last word: what was not known of the way there until then."""
+        self._take_counts(last)
+        timeline = self.timeline
+        end = timeline.marks.index(Mark.FINISHED)
+        until = timeline.times[end]
+        late = [(mark, ns) for mark, ns in self._fresh(last) if mark != Mark.FINISHED and ns <= until]
+        rest = timeline.stamps()[end:]
+        del timeline.marks[end:], timeline.times[end:]
+        timeline.extend(late + rest)
+
+    def timings(self, worst_gap: dict[str, Any] | None = None) -> dict[str, Any]:
         """The account of time so far; see `observability.account.timings`."""
         found = self._found
-        return timings(
+        spent = found.spent if found is not None else None
+        beside = self.beside
+        account = timings(
             self.timeline,
             cached_tokens=self.cached_tokens,
             cached_host=found.cached_host if found is not None else 0,
@@ -59,8 +120,34 @@ class RequestTimes:
             kept=found.kept if found is not None else None,
             kept_reason=found.kept_reason if found is not None else None,
             preemptions=self.preemptions,
+            queue_ns=spent.queue_ns if spent is not None else (),
+            prefill_steps=spent.prefill_steps if spent is not None else 0,
+            decode_steps=self._decode_steps(),
+            stop_ns=self._stop_ns,
+            overlapped_ns={"detokenize": beside.detokenize, "stop": beside.stop, "write": beside.write},
             token_times=self.token_times,
         )
+        account["worst_gap"] = worst_gap
+        return account
+
+    def _decode_steps(self) -> int:
+        """The engine tells it at the end, which does not come when a stop string has ended the answer: then each token
+        after the first had a step."""
+        found = self._found
+        if found is not None and found.spent is not None and found.finish_reason is not None:
+            return found.spent.decode_steps
+        return max(len(self.token_times) - 1, 0)
+
+    def _take_counts(self, delta: RequestDelta) -> None:
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        self.preemptions = max(self.preemptions, delta.preemptions)
+        self._found = delta
+
+    def _fresh(self, delta: RequestDelta) -> list[tuple[int, int]]:
+        """Those of the engine's stamps that are new."""
+        fresh = _behind(_behind(delta.stamps, self._sent), self._engine)
+        self._engine += fresh
+        return fresh
 
 
 def _behind(stamps: list[tuple[int, int]], known: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -14,7 +14,10 @@ from typing import Any
 from firsttoken.core.cache_miss import Miss
 from firsttoken.core.clock import NS_PER_MS
 from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.core.waits import WAIT_NAMES
 from firsttoken.observability.percentiles import percentiles
+
+_NOTHING: Mapping[str, int] = {}
 
 STAGES = (
     "parse_ms",
@@ -26,6 +29,7 @@ STAGES = (
     "prefill_ms",
     "decode_ms",
     "detokenize_ms",
+    "stop_ms",
     "write_ms",
     "unaccounted_ms",
 )
@@ -44,6 +48,7 @@ _OWNER = {
     Mark.FIRST_TOKEN: "decode_ms",
     Mark.PREEMPTED: "queue_ms",
     Mark.FINISHED: _FROM_ENGINE,
+    Mark.HELD: "write_ms",
     Mark.DELIVERED: "detokenize_ms",
     Mark.DETOKENIZED: "write_ms",
     Mark.FAILED: "write_ms",
@@ -62,7 +67,8 @@ _FOLLOWS = {
     Mark.SCHEDULED: {Mark.FIRST_TOKEN, Mark.PREEMPTED, Mark.FINISHED},
     Mark.FIRST_TOKEN: {Mark.PREEMPTED, Mark.FINISHED},
     Mark.PREEMPTED: {Mark.RESTORING, Mark.SCHEDULED, Mark.FIRST_TOKEN, Mark.FINISHED},
-    Mark.FINISHED: {Mark.DELIVERED},
+    Mark.FINISHED: {Mark.HELD, Mark.DELIVERED},
+    Mark.HELD: {Mark.DELIVERED},
     Mark.DELIVERED: {Mark.DETOKENIZED},
     Mark.DETOKENIZED: {Mark.WRITTEN},
     Mark.FAILED: {Mark.WRITTEN},
@@ -89,6 +95,11 @@ def timings(
     kept: bool | None = None,
     kept_reason: str | None = None,
     preemptions: int = 0,
+    queue_ns: Sequence[int] = (),
+    prefill_steps: int = 0,
+    decode_steps: int = 0,
+    stop_ns: int = 0,
+    overlapped_ns: Mapping[str, int] = _NOTHING,
     token_times: Sequence[int] = (),
     end_ns: int | None = None,
 ) -> dict[str, Any]:
@@ -101,11 +112,14 @@ def timings(
     The stages of `STAGES` sum to ``total_ms`` (exactly, in ns) and none is negative; a stage that was not passed is 0.
     Of ``cached_tokens`` those of ``cached_host`` and ``cached_disk`` came from lower tiers; ``miss`` says why no more
     were found. ``kept``: whether a cache hint's wish to keep it was granted, None without one, or where that is not
-    known; ``kept_reason`` why it was not. ``transport`` splits ``transport_ms`` into the way to the engine and the way
-    back.
+    known; ``kept_reason`` why it was not. ``queue_ns`` are what it waited for, by `Wait`: ``queue_reasons`` sum to
+    ``queue_ms``, {} where they are not known. ``stop_ns`` of the time for the last text were the search for stop
+    strings. ``overlapped_ns`` is work that was done beside the stages, by name. ``transport`` splits ``transport_ms``
+    into the way to the engine and the way back.
     """
     parts, total = _walk(timeline, end_ns)
     ways = {name: _ms(parts.get(name, 0)) for name in (_TO_ENGINE, _FROM_ENGINE)}
+    _carve(parts, "detokenize_ms", "stop_ms", stop_ns)
     parts["transport_ms"] = parts.get(_TO_ENGINE, 0) + parts.get(_FROM_ENGINE, 0)
     account: dict[str, Any] = {stage: _ms(parts.get(stage, 0)) for stage in STAGES}
     account["total_ms"] = _ms(total)
@@ -115,7 +129,11 @@ def timings(
     account["miss"] = _told(miss) if miss is not None else None
     account["kept"] = kept
     account["kept_reason"] = kept_reason
+    account["queue_reasons"] = _reasons(queue_ns, parts.get("queue_ms", 0))
+    account["prefill_steps"] = prefill_steps
+    account["decode_steps"] = decode_steps
     account["preemptions"] = preemptions
+    account["overlapped_ms"] = {name: _ms(ns) for name, ns in overlapped_ns.items()}
     gaps = [_ms(after - before) for before, after in pairwise(token_times)]
     account["itl_ms"] = percentiles(gaps)
     return account
@@ -155,6 +173,25 @@ def _walk(timeline: Timeline, end_ns: int | None) -> tuple[dict[str, int], int]:
         parts[part] = parts.get(part, 0) + end - begin
         total += end - begin
     return parts, total
+
+
+def _carve(parts: dict[str, int], whole: str, part: str, ns: int) -> None:
+    """``ns`` of ``whole`` belong to ``part``."""
+    ns = min(ns, parts.get(whole, 0))
+    if ns:
+        parts[whole] -= ns
+        parts[part] = ns
+
+
+def _reasons(queue_ns: Sequence[int], total_ns: int) -> dict[str, float]:
+    """A request that its caller ends goes on queueing until the engine hears of it: that much was for the longest of
+    its reasons, as a rule, and is no part of the account."""
+    if not queue_ns:
+        return {}
+    spent = list(queue_ns)
+    longest = spent.index(max(spent))
+    spent[longest] = max(spent[longest] + total_ns - sum(spent), 0)
+    return {name: _ms(ns) for name, ns in zip(WAIT_NAMES, spent, strict=True)}
 
 
 def _told(miss: Miss) -> dict[str, Any]:

@@ -88,6 +88,8 @@ class StepBuilder:
             self.decode([request])
             return
         sample = count == request.num_wanted
+        request.prefill_steps += 1
+        request.prefill_samples += sample
         self._chunks.append(RowWork(request.slot, request.num_computed, count, sample))
         self._chunk_requests.append(request)
         request.num_computed += count

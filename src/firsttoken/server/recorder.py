@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from firsttoken.core.errors import DeadlineExceeded
@@ -28,9 +29,17 @@ class Recorder:
         self._llm = llm
 
     def keep(self, call: Call) -> None:
-        """The call is over, and its last byte is written. Raises nothing: the caller has his answer."""
+        """The call is over, and its last byte is written. It is kept once the engine has told all of it."""
         if call.scope["path"] not in KEPT:
             return
+        last = call.last
+        if last is None:
+            self._add(call)
+        else:
+            last.when_known(partial(self._add, call))
+
+    def _add(self, call: Call) -> None:
+        """Raises nothing: the caller has his answer."""
         try:
             self._llm.recent.add(ended_request(self._door(call), call.generations, call.timeline))
         except Exception:

@@ -110,6 +110,15 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_time_errors: dict[str, StepTimeErrors] = {}  # of each kind of step that was seen: decode, mixed, prefill
 
 
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """What a request has spent in the engine so far: ns in the queue for each `core.waits.Wait`, and the steps in which
+    its prompt was computed (what was known after a preemption, too) and in which it decoded."""
+
+    queue_ns: list[int]
+    prefill_steps: int
+    decode_steps: int
+
+
 class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request. With ``finish_reason`` it is the last one, and carries the engine's part of the
     timeline and counts.
@@ -119,7 +128,7 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     ``stop_reason``: the token id that ended it, when it was one of the caller's ``stop_token_ids``.
     ``cached_tokens`` of the prompt were found, ``cached_host`` and ``cached_disk`` of them in lower tiers than the
     device; ``miss`` says why no more were. ``kept``: whether the request's wish for retention was granted, None without
-    one, and ``kept_reason`` why not.
+    one, and ``kept_reason`` why not. ``spent`` comes with its first tokens and with the last.
     """
 
     id: int
@@ -137,6 +146,7 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     miss: Miss | None = None
     kept: bool | None = None
     kept_reason: NotKept | None = None
+    spent: Spent | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
