@@ -26,6 +26,7 @@ def test_padding_is_what_the_shape_has_and_the_step_has_not() -> None:
     padded, plain = recorder.ledger.snapshot()
     assert (padded.graph, padded.pad_tokens, padded.prefill_requests) == ("d4p28", 11, (101,))
     assert (padded.context_tokens, padded.prefill_pairs, padded.prefill_reach) == (30, 210, 20)
+    assert padded.decode_context == 10
     assert (plain.graph, plain.pad_tokens, plain.prefill_requests) == ("", 0, ())
 
 

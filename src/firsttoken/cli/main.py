@@ -12,7 +12,21 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
-from firsttoken.cli import bench, chat, diagnose, frontier, generate, plan, pull, serve, simulate, top, version, warm
+from firsttoken.cli import (
+    bench,
+    chat,
+    diagnose,
+    frontier,
+    generate,
+    plan,
+    pull,
+    replay,
+    serve,
+    simulate,
+    top,
+    version,
+    warm,
+)
 from firsttoken.cli.options import HelpFormatter
 from firsttoken.core.errors import ConfigError, FirstTokenError, InvalidRequest
 from firsttoken.observability.logging import setup_logging
@@ -52,6 +66,7 @@ COMMANDS: tuple[Command, ...] = (
     diagnose,
     top,
     simulate,
+    replay,
     frontier,
     plan,
     pull,

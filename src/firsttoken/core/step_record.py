@@ -14,9 +14,10 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     plan was handed to the executor, compute began, compute ended, the loop read the result.
 
     ``decode_rows`` rows decoded one token each, ``prefill_tokens`` prompt tokens were computed, ``context_tokens``
-    is the sum of the rows' lengths (what attention reads); ``prefill_pairs`` and ``prefill_reach`` of the chunks are
-    those of `scheduler.step_time.StepLoad`. ``prefill_requests`` are the engine's ids of requests whose chunks were in
-    the step, the first `MAX_NAMED_PROMPTS` of them. ``preempted`` requests lost their place when it was planned.
+    is the sum of the rows' lengths (what attention reads), ``decode_context`` of the rows that decode;
+    ``prefill_pairs`` and ``prefill_reach`` of the chunks are those of `scheduler.step_time.StepLoad`.
+    ``prefill_requests`` are the engine's ids of requests whose chunks were in the step, the first `MAX_NAMED_PROMPTS`
+    of them. ``preempted`` requests lost their place when it was planned.
 
     Where the device pads, ``graph`` names the shape by its decode rows and its tokens of chunks ("d16p512"), and
     ``pad_tokens`` of it were padding. ``forward_ns`` and ``sample_ns`` are the two segments of compute; ``captured``
@@ -51,3 +52,4 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preempted: int = 0
     prefill_pairs: int = 0
     prefill_reach: int = 0
+    decode_context: int = 0

@@ -87,6 +87,7 @@ class StepRecorder:
             preempted,
             load.prefill_pairs,
             load.prefill_reach,
+            load.decode_context,
         )
         self.ledger.append(record)
         self._untold.append(record)

@@ -111,8 +111,11 @@ def fit_steps(rows: Sequence[Mapping[str, Any]], sizes: StepSizes = GRAPH_SIZES)
     """
     if not rows:
         raise ValueError("no steps to fit a model of step times to; give at least one measured step")
-    loads = [load_of(row) for row in rows]
-    times = [float(row["ms"]) for row in rows]
+    return fit_loads([load_of(row) for row in rows], [float(row["ms"]) for row in rows], sizes)
+
+
+def fit_loads(loads: Sequence[StepLoad], times: Sequence[float], sizes: StepSizes) -> FittedStepTime:
+    """The same from loads, which took ``times`` in ms. Raises `ValueError` for a step that took no time."""
     if not min(times) > 0:
         raise ValueError(f"a measured step took {min(times)} ms; each must take more than 0")
     totals = [sizes.padded(load.decode_rows, load.prefill_tokens) for load in loads]

@@ -262,6 +262,7 @@ class _Run:
             seed=0,
             max_tokens=job.output,
             service=job.service,
+            priority=job.priority,
             tenant=job.tenant,
             deadline_ns=job.at_ns + round(job.deadline_ms * NS_PER_MS) if job.deadline_ms else 0,
             # It was sent when it arrived; the engine looks between two steps.

@@ -26,7 +26,8 @@ class Job:
     Prompts are alike as far as their ``blocks`` are (ids of `TRACE_BLOCK_TOKENS` tokens each, the last one perhaps cut
     short); one without blocks is like no other. The figures of a ``group`` are told apart from others of its class.
     ``tenant`` shares the class with others. The caller leaves after ``patience_ms``, whether the request runs or not,
-    and one that has not started after ``deadline_ms`` never does; 0 for never, and for no deadline.
+    and one that has not started after ``deadline_ms`` never does; 0 for never, and for no deadline. ``priority`` orders
+    inside the class, lower first; ``block_tokens`` are those of each of the ``blocks``.
     """
 
     at_ns: int
@@ -38,6 +39,8 @@ class Job:
     tenant: str = ""
     patience_ms: float = 0.0
     deadline_ms: float = 0.0
+    priority: int = 0
+    block_tokens: int = TRACE_BLOCK_TOKENS
 
     @property
     def counted_in(self) -> str:
@@ -48,7 +51,7 @@ class Job:
         """Token ids (uint32, little-endian). ``number`` is the request's own in a load without blocks."""
         if not self.blocks:
             return _word(number) * self.input
-        return b"".join([_word(block) * TRACE_BLOCK_TOKENS for block in self.blocks])[: 4 * self.input]
+        return b"".join([_word(block) * self.block_tokens for block in self.blocks])[: 4 * self.input]
 
 
 def _word(number: int) -> bytes:
