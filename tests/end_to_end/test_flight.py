@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from firsttoken import LLM, SamplingParams
+from firsttoken.cli import main as cli
 from firsttoken.observability.flight_file import Flight, read_flight
 
 
@@ -108,6 +110,35 @@ def test_a_signal_writes_what_the_server_did_and_it_goes_on(serve):
     os.kill(server.process.pid, signal.SIGUSR1)
     assert len(server.flight(2).requests) == 3
     assert str(server.folder) in server.end()
+
+
+def test_a_real_load_is_run_again(serve, capsys):
+    server = serve("--max-model-len", "500")
+    rng = random.Random(4)
+    threads = []
+    for number in range(40):
+        prompt = [3] * 140 * (number % 2) + [number] * rng.randint(20, 120)
+        fields = {"service_tier": rng.choice(["p0", "p2"])}
+        threads.append(threading.Thread(target=server.ask, args=(prompt, rng.randint(10, 60)), kwargs=fields))
+        threads[-1].start()
+        time.sleep(rng.expovariate(25))
+    for thread in threads:
+        thread.join(60)
+    os.kill(server.process.pid, signal.SIGUSR1)
+    flight = server.flight()
+    [path] = server.folder.glob("*.jsonl")
+    assert cli.main(["replay", str(path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    recorded, [again] = result["recorded"], result["replayed"]
+    assert result["step_times"]["source"] == "recording"
+    assert {name: one["requests"] for name, one in again["classes"].items()} == {
+        name: sum(one.service == service for one in flight.requests) for service, name in ((0, "p0"), (2, "p2"))
+    }
+    assert 0.5 < again["steps"] / recorded["steps"] < 2
+    assert again["hit_ratio"] == pytest.approx(recorded["hit_ratio"], abs=0.1)
+    for name, was in recorded["classes"].items():
+        for figure in ("ttft_ms", "itl_ms", "e2e_ms"):
+            assert 0.2 < again["classes"][name][figure]["p50"] / was[figure]["p50"] < 5, (name, figure)
 
 
 def test_a_killed_engine_leaves_a_recording(serve):

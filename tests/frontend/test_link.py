@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -251,6 +252,17 @@ def test_an_engine_that_never_started_logs_no_death(client, link, caplog):
     client.tell(Failed("no such device", kind="config"))
     client.hang_up()
     assert not caplog.records, "whoever waits for the start reports it"
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_the_flight_recorder_hears_of_the_death_of_a_started_engine(client, link, started):
+    heard = []
+    link.flight = SimpleNamespace(died=heard.append)
+    if started:
+        client.tell(Ready(INFO))
+    client.tell(Failed("the device is gone"))
+    client.hang_up()
+    assert heard == ["the device is gone"] * started
 
 
 def test_a_closed_channel_found_while_sending_is_a_death(client, link):

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 NAME = "replay"
 HELP = "run again in the simulator what a server's flight recorder kept"
 EPILOG = """\
-A server writes a recording on SIGUSR1 and when its engine dies (serve --flight-dir says where). Its requests come again
-as they came, with the same classes, lengths and common beginnings; steps take what a model fitted to the recording's
-own steps says, and scatter about it as they did. Recorded figures stand beside replayed ones.
+A server writes a recording on SIGUSR1 and when its engine dies (serve --flight-dir says where). Its requests come
+again as they came, with the same classes, lengths and common beginnings; steps take what a model fitted to the
+recording's own steps says, and scatter about it as they did. Recorded figures stand beside replayed ones.
 
 policies: default (that of the recorded device), fcfs-512, fcfs-2048, fcfs-8192, prefill-first
 

@@ -182,11 +182,12 @@ class EngineLink:
             return
         self._deliver_later(len(self._later))
         self.error = EngineDead(f"the engine stopped: {why}")
-        if self.ready.done() and not asked:
+        unasked = self.ready.done() and not asked  # it had started
+        if unasked:
             logger.error("%s; requests that ended with it: %d", self.error, len(self._sinks))
         with contextlib.suppress(InvalidStateError):  # it may have been ready
             self.ready.set_exception(unready or self.error)
-        if self.flight is not None and self.ready.done() and not asked:
+        if self.flight is not None and unasked:
             self.flight.died(why)
         sinks = {id(sink): sink for sink in list(self._sinks.values())}
         self._sinks.clear()
