@@ -1,5 +1,5 @@
-"""Other projects' clients against a running server, each in a virtual environment of its own, and Prometheus, where it
-is installed, with the expressions of the Grafana dashboard.
+"""Other projects' clients against a running server, each in a virtual environment of its own, and, where they are
+installed, Prometheus with the expressions of the Grafana dashboard and Chromium with the server's own page.
 
     make test-integrations
 
@@ -68,6 +68,16 @@ def run_grafana(model: str) -> dict[str, Any]:
     return grafana.run(model, GRAFANA_S)
 
 
+def run_page() -> dict[str, Any]:
+    """What Chromium saw of the live page."""
+    from benchmarks import browser, dashboard_page
+
+    why = browser.missing()
+    if why is not None:
+        return {"ok": True, "skipped": why}
+    return dashboard_page.page_figures(free_port())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("python", nargs="+", help="interpreters of the environments that hold the clients")
@@ -90,13 +100,15 @@ def main() -> int:
         "clients": clients,
         "server_exit_code": code,
         "grafana": run_grafana(options.model),
+        "dashboard": run_page(),
     }
     text = json.dumps(result, indent=1)
     print(text)
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text + "\n")
-    return 0 if code == 0 and result["grafana"]["ok"] and all(client["ok"] for client in clients) else 1
+    fine = code == 0 and all(one["ok"] for one in (*clients, result["grafana"], result["dashboard"]))
+    return 0 if fine else 1
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _now(state: LiveState, width: int) -> Text:
 
 def _latency(state: LiveState, width: int) -> Table:
     """Percentiles of the last minute by class: five lines."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    table = Table(box=None, padding=(0, 2 if width >= _WIDE else 1, 0, 0), header_style="dim", show_edge=False)
     table.add_column("in ms", no_wrap=True)
     kinds = (("ttft_ms", "TTFT"), ("itl_ms", "ITL"), ("e2e_ms", "E2E"))
     levels = _LEVELS if width >= _WIDE else ("p50", "p99")
@@ -117,9 +117,9 @@ def _steps(state: LiveState, width: int) -> list[Text]:
     room = max(width - _LABEL - 1, 10)
     now, slices = state.frame["now_ms"], [(0.0, "decode", False)] * room
     for bar in state.bars:
-        at = min(int((bar["end"] - now + STEPS_MS) / STEPS_MS * room), room - 1)
+        first, last = (int((bar[edge] - now + STEPS_MS) / STEPS_MS * room) for edge in ("start", "end"))
         held = bar["gc"] > 0 or bar["run_queue"] > 1
-        if 0 <= at < room:
+        for at in range(max(first, 0), min(last, room - 1) + 1):
             longest, kind, before = slices[at]
             mine = bar["longest"] >= longest
             slices[at] = (max(longest, bar["longest"]), _kind(bar) if mine else kind, held or before)
@@ -134,7 +134,7 @@ def _steps(state: LiveState, width: int) -> list[Text]:
         legend.append(f"{kind} ", style=f"{style} not dim")
     held = sum(held for _, _, held in slices)
     if held:
-        legend.append(f" {held} with garbage collection or a wait for a processor", style="red not dim")
+        legend.append(f" {held} held up", style="red not dim")
     legend.truncate(width, overflow="ellipsis")
     return [text, legend]
 

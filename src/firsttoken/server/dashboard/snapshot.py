@@ -85,7 +85,7 @@ class Snapshots:
         self._engine = {
             "version": __version__,
             "model": self._llm.model_name,
-            "device": info.device_name or info.device,
+            "device": info.device if info.device == "cpu" else info.device_name or info.device,
             "dtype": info.dtype,
             "quantization": info.quantization,
             "max_model_len": info.max_model_len,

@@ -9,7 +9,7 @@ export function number(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   if (size >= 100 || Number.isInteger(value)) return plain.format(value);
-  return size >= 10 ? value.toFixed(1) : value.toFixed(size >= 1 ? 2 : size === 0 ? 0 : 3);
+  return value.toFixed(size >= 10 ? 1 : size >= 0.1 ? 2 : 3);
 }
 
 /** A large count: 12.3 k, 4.1 M. */

@@ -168,7 +168,8 @@ export class Heat {
     };
     paint();
     onScheme(paint);
-    byId("heat-legend").append(make("span", {}, "0 %"), ramp, make("span", {}, "100 % found; the bars above say how many tokens stand behind a column"));
+    byId("heat-legend").append(make("span", { class: "key" }, "0 %", ramp, "100 % found"),
+      make("span", {}, "above: how many tokens stand behind a column"));
   }
 }
 

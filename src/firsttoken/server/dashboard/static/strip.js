@@ -3,7 +3,7 @@
 import { colour, FONT, onScheme, surface } from "./colours.js";
 import { byId, choice, count, duration, key, say } from "./format.js";
 
-const HEIGHT = 132, TOP = 16, BOTTOM = 18;
+const HEIGHT = 132, TOP = 16, BOTTOM = 18, LEFT = 52;
 const KEPT_MS = 62000, MAX_BARS = 20000;
 // Waits for a processor shorter than this are the machine's ordinary noise.
 const WAIT_MS = 0.5;
@@ -56,15 +56,19 @@ export class Strip {
     if (!paper) return;
     const { context, width } = paper;
     const { start, end, longest, decode_rows: rows, prefill_tokens: prompt, gc, run_queue: wait } = this.fields;
-    const to = this.held ?? this.now, from = to - this.span * 1000, scale = width / (to - from);
+    const to = this.held ?? this.now, from = to - this.span * 1000, scale = (width - LEFT) / (to - from);
     const shown = this.visible(from, to);
     byId("strip-empty").hidden = shown.length > 0;
     say(byId("strip-empty"), this.bars.length ? `No step in these ${this.span} s.` : "No step yet.");
     const most = shown.reduce((top, bar) => Math.max(top, bar[longest]), 0.001), tall = HEIGHT - TOP - BOTTOM, floor = HEIGHT - BOTTOM;
     context.font = FONT;
     this.frame(context, width, most);
+    context.save();
+    context.beginPath();
+    context.rect(LEFT, 0, width - LEFT, HEIGHT);
+    context.clip();
     for (const bar of shown) {
-      const x = (bar[start] - from) * scale, wide = Math.max((bar[end] - bar[start]) * scale, 0.7);
+      const x = LEFT + (bar[start] - from) * scale, wide = Math.max((bar[end] - bar[start]) * scale, 0.7);
       // By the root: the usual steps stay visible beside one that took ten times as long.
       const high = Math.max(Math.sqrt(bar[longest] / most) * tall, 2);
       context.fillStyle = colour(bar[prompt] === 0 ? "decode" : bar[rows] === 0 ? "prefill" : "mixed");
@@ -74,30 +78,30 @@ export class Strip {
     }
     const bar = this.bars[this.chosen];
     if (bar) {
-      const x = (bar[start] - from) * scale, wide = Math.max((bar[end] - bar[start]) * scale, 3);
+      const x = LEFT + (bar[start] - from) * scale, wide = Math.max((bar[end] - bar[start]) * scale, 3);
       context.strokeStyle = colour("text");
       context.lineWidth = 1.5;
       context.strokeRect(x - 1, TOP - 2, wide + 2, floor - TOP + 3);
     }
+    context.restore();
   }
 
   frame(context, width, most) {
     const floor = HEIGHT - BOTTOM;
     context.fillStyle = colour("line");
-    context.fillRect(0, floor, width, 1);
-    context.fillRect(0, TOP, width, 0.5);
-    context.fillRect(0, (TOP + floor) / 2, width, 0.5);
+    for (const y of [floor, (TOP + floor) / 2, TOP]) context.fillRect(LEFT, y, width - LEFT, 1);
     context.fillStyle = colour("muted");
     context.textBaseline = "middle";
     for (const share of [0, 0.25, 0.5, 0.75, 1]) {
       context.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center";
       const age = this.span * (1 - share);
-      context.fillText(age ? `−${age} s` : this.held === null ? "now" : "held", share * width, floor + 10);
+      context.fillText(age ? `−${age} s` : this.held === null ? "now" : "held", LEFT + share * (width - LEFT), floor + 10);
     }
-    context.textAlign = "left";
     if (!this.bars.length) return;
-    context.fillText(duration(most), 0, TOP - 7);
-    context.fillText(duration(most / 4), 0, (TOP + floor) / 2 - 7);
+    context.textAlign = "right";
+    context.fillText(duration(most), LEFT - 6, TOP);
+    context.fillText(duration(most / 4), LEFT - 6, (TOP + floor) / 2);
+    context.fillText("0", LEFT - 6, floor);
   }
 
   /** Tokens that a step of the last two seconds computed; null without one. */
@@ -120,7 +124,7 @@ export class Strip {
     if (!this.bars.length) return;
     this.held ??= this.now;
     const box = this.canvas.getBoundingClientRect(), { start, end } = this.fields;
-    const at = this.held - this.span * 1000 * (1 - (event.clientX - box.left) / box.width);
+    const at = this.held - this.span * 1000 * (1 - (event.clientX - box.left - LEFT) / (box.width - LEFT));
     let best = -1, nearest = this.span * 20; // as far as 2 % of the width
     this.bars.forEach((bar, index) => {
       const far = at < bar[start] ? bar[start] - at : at > bar[end] ? at - bar[end] : 0;
