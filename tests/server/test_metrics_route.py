@@ -144,6 +144,17 @@ async def test_stages_of_all_requests_sum_to_their_time(make_client, serve_http)
     assert sum(stages.values()) == pytest.approx(sum(totals), rel=1e-6)
 
 
+async def test_what_requests_waited_for_adds_up_to_their_time_in_the_queue(make_client, serve_http):
+    async with make_client(say("Hello"), step_s=0.005, max_num_seqs=1) as client:
+        await asyncio.gather(*(client.complete("hi", service_tier="p1") for _ in range(3)))
+        families = await scrape(client, serve_http)
+    waits = {s.labels["reason"]: s.value for s in families["firsttoken_queue_wait_seconds"].samples}
+    assert {"slot", "kv", "budget", "restore", "order", "window", "step"} <= waits.keys()
+    queued = value(families, "firsttoken_request_stage_seconds_sum", stage="queue", service_class="p1")
+    assert sum(waits.values()) == pytest.approx(queued, rel=0.05, abs=1e-3)
+    assert queued > 0.02, "two of them waited for the first to end"
+
+
 async def test_a_refused_request_is_in_no_series_of_requests(make_client, serve_http):
     async with make_client() as client:
         assert (await client.complete("hi", temperature=-1)).status == 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,12 @@ class RequestTimes:
         del timeline.marks[end:], timeline.times[end:]
         timeline.extend(late + rest)
 
+    @property
+    def queue_ns(self) -> Sequence[int]:
+        """How long it waited in the queue for each `core.waits.Wait`; () where that is not known."""
+        found = self._found
+        return found.spent.queue_ns if found is not None and found.spent is not None else ()
+
     def timings(self, worst_gap: dict[str, Any] | None = None) -> dict[str, Any]:
         """The account of time so far; see `observability.account.timings`."""
         found = self._found
@@ -120,7 +127,7 @@ class RequestTimes:
             kept=found.kept if found is not None else None,
             kept_reason=found.kept_reason if found is not None else None,
             preemptions=self.preemptions,
-            queue_ns=spent.queue_ns if spent is not None else (),
+            queue_ns=self.queue_ns,
             prefill_steps=spent.prefill_steps if spent is not None else 0,
             decode_steps=self._decode_steps(),
             stop_ns=self._stop_ns,

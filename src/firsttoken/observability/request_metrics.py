@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.timeline import Mark
+from firsttoken.core.waits import WAIT_NAMES
 from firsttoken.observability.account import PARTS, intervals
 from firsttoken.observability.histogram import Histogram, Histograms
 from firsttoken.observability.recent import EndedRequest
@@ -46,6 +47,7 @@ class RequestMetrics(Collector):
         self._outputs = Histograms(
             "firsttoken_request_output_tokens", "Tokens generated for a request", [_CLASS], TOKEN_BUCKETS
         )
+        self._waits: dict[str, list[int]] = {}  # of each class, in ns by `core.waits.Wait`
         self.engine_queue = Histogram(STAGE_BUCKETS)
         self.engine_prefill = Histogram(STAGE_BUCKETS)
         self.engine_decode = Histogram(STAGE_BUCKETS)
@@ -65,6 +67,10 @@ class RequestMetrics(Collector):
             spent[stage] = spent.get(stage, 0) + end - begin
         for stage, ns in spent.items():
             self._stages.of(_NAMES[stage], name).observe(ns / NS_PER_S)
+        if ended.queue_ns:
+            waits = self._waits.setdefault(name, [0] * len(WAIT_NAMES))
+            for wait, ns in enumerate(ended.queue_ns):
+                waits[wait] += ns
         self._prompts.of(name).observe(ended.prompt_tokens)
         self._outputs.of(name).observe(ended.output_tokens)
         if ended.outcome == "finished":
@@ -90,3 +96,12 @@ class RequestMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from (self._stages.family(), self._prompts.family(), self._outputs.family())
+        waits = CounterMetricFamily(
+            "firsttoken_queue_wait_seconds",
+            "Time that requests spent in the queue, by what they waited for (s)",
+            labels=["reason", _CLASS],
+        )
+        for name, by_reason in list(self._waits.items()):
+            for reason, ns in zip(WAIT_NAMES, by_reason, strict=True):
+                waits.add_metric([reason, name], ns / NS_PER_S)
+        yield waits
