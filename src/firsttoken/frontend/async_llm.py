@@ -24,6 +24,7 @@ from firsttoken.core.step_record import StepRecord
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.ended import Door, ended_request
+from firsttoken.frontend.gaps import GapSources
 from firsttoken.frontend.generation import Generation
 from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.loading import ModelText, load_text
@@ -358,6 +359,7 @@ class AsyncLLM:
             metrics=self.metrics,
             request_id=request_id,
             timeline=timeline,
+            sources=GapSources(self.steps, self.recent, link),
         )
         self._idle.clear()
         self._progress.submitted(now_ns())

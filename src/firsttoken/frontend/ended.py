@@ -67,7 +67,7 @@ def ended_request(door: Door, generations: Sequence[Generation], timeline: Timel
         tracestate=door.tracestate,
         finish_reason=last.finish_reason if last is not None else None,
         ttft_ns=min(firsts, default=None),
-        make_account=last.times.timings if last is not None else partial(timings, timeline),
+        make_account=last.account() if last is not None else partial(timings, timeline),
         timeline=tuple(timeline.stamps()),
         queue_ns=tuple(last.times.queue_ns) if last is not None else (),
         **({} if last is None else {"token_times": last.times.token_times}),

@@ -15,6 +15,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.answer import Answer, Delta
+from firsttoken.frontend.gaps import AccountMaker, GapSources
 from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.times import Beside, RequestTimes
 from firsttoken.transport.messages import Refused, RequestDelta
@@ -85,6 +86,7 @@ class Generation:
         metrics: FrontendMetrics,
         request_id: str | None = None,
         timeline: Timeline,
+        sources: GapSources | None = None,
     ) -> None:
         self.id = request_id if request_id is not None else f"req-{secrets.token_hex(12)}"
         self.prompt_tokens = len(requests[0].prompt) // 4
@@ -94,7 +96,9 @@ class Generation:
         self.outcome: Outcome = "aborted"  # as the books have it; of several answers, of the last that was booked
         self.params = params
         self._link = link
+        self._sources = sources
         self.service = ServiceClass(requests[0].service)
+        self.tenant = requests[0].tenant
         self._refused = metrics.refused
         self._metrics = metrics.of(self.service)
         stop_ids = frozenset(requests[0].stop_ids)
@@ -203,7 +207,15 @@ class Generation:
 
     def timings(self) -> dict[str, Any]:
         """The account of time so far; see `observability.account.timings`."""
-        return self.times.timings()
+        return self.account()()
+
+    def stages(self) -> dict[str, float]:
+        """The stages of `timings`, which take a fraction of its time to make."""
+        return self.times.stages()
+
+    def account(self) -> AccountMaker:
+        """Makes `timings` when it is called, and keeps nothing of the request but its times."""
+        return AccountMaker(self.times, self._sources, self.engine_ids, self.tenant)
 
     # ------------------------------------------------ from the engine (a `Sink`)
 

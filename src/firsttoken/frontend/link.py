@@ -91,6 +91,10 @@ class EngineLink:
         """Requests that the engine still works on."""
         return len(self._sinks)
 
+    def sink(self, request_id: int) -> Sink | None:
+        """Who waits for a request of this engine id."""
+        return self._sinks.get(request_id)
+
     def listen(self) -> None:
         """Start to receive; within a running event loop everything then happens on that loop."""
         with contextlib.suppress(RuntimeError):

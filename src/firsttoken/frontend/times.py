@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from firsttoken.core.timeline import Mark, Timeline
-from firsttoken.observability.account import timings
+from firsttoken.observability.account import stages, timings
+from firsttoken.observability.worst_gap import Gap
 from firsttoken.transport.messages import RequestDelta
 
 
@@ -22,22 +23,11 @@ class Beside:
     write: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Between two tokens, as the consumer got them. In ns: he got the one before at ``start``; this one, the
-    ``token``-th, reached the process at ``arrived``, he asked for it at ``came`` and got it at ``end``."""
-
-    token: int
-    start: int
-    arrived: int
-    came: int
-    end: int
-
-
 class RequestTimes:
     """Collects from the deltas of one answer. Times are ns of the one clock (`core.clock`)."""
 
     __slots__ = (
+        "_arrived_ns",
         "_engine",
         "_found",
         "_sent",
@@ -59,6 +49,7 @@ class RequestTimes:
         self.token_times = array("q")  # when the consumer got each token
         self.worst: Gap | None = None  # the largest of its gaps
         self._worst_ns = 0
+        self._arrived_ns = 0  # of the latest tokens
         self._stop_ns = 0
         self._sent = timeline.stamps()
         self._engine: list[tuple[int, int]] = []
@@ -80,7 +71,8 @@ class RequestTimes:
             times = self.token_times
             if times and got_ns - times[-1] > self._worst_ns:
                 self._worst_ns = got_ns - times[-1]
-                self.worst = Gap(len(times), times[-1], arrived_ns, came_ns, got_ns)
+                self.worst = Gap(len(times), self._arrived_ns, times[-1], arrived_ns, came_ns, got_ns)
+            self._arrived_ns = arrived_ns
             for _ in delta.tokens:
                 times.append(got_ns)
 
@@ -136,6 +128,10 @@ class RequestTimes:
         )
         account["worst_gap"] = worst_gap
         return account
+
+    def stages(self) -> dict[str, float]:
+        """The stages so far and their sum, as in `timings`."""
+        return stages(self.timeline, stop_ns=self._stop_ns)
 
     def _decode_steps(self) -> int:
         """The engine tells it at the end, which does not come when a stop string has ended the answer: then each token

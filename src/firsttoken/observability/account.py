@@ -85,6 +85,12 @@ _PARTS = {
 }
 
 
+def stages(timeline: Timeline, *, stop_ns: int = 0, end_ns: int | None = None) -> dict[str, float]:
+    """The stages of `STAGES` and ``total_ms``, as in `timings`."""
+    parts, total = _parts(timeline, stop_ns, end_ns)
+    return _told_stages(parts, total)
+
+
 def timings(
     timeline: Timeline,
     *,
@@ -117,13 +123,9 @@ def timings(
     strings. ``overlapped_ns`` is work that was done beside the stages, by name. ``transport`` splits ``transport_ms``
     into the way to the engine and the way back.
     """
-    parts, total = _walk(timeline, end_ns)
-    ways = {name: _ms(parts.get(name, 0)) for name in (_TO_ENGINE, _FROM_ENGINE)}
-    _carve(parts, "detokenize_ms", "stop_ms", stop_ns)
-    parts["transport_ms"] = parts.get(_TO_ENGINE, 0) + parts.get(_FROM_ENGINE, 0)
-    account: dict[str, Any] = {stage: _ms(parts.get(stage, 0)) for stage in STAGES}
-    account["total_ms"] = _ms(total)
-    account["transport"] = ways
+    parts, total = _parts(timeline, stop_ns, end_ns)
+    account: dict[str, Any] = {**_told_stages(parts, total)}
+    account["transport"] = {name: _ms(parts.get(name, 0)) for name in (_TO_ENGINE, _FROM_ENGINE)}
     device = cached_tokens - cached_host - cached_disk
     account["cached_tokens"] = {"device": device, "host": cached_host, "disk": cached_disk}
     account["miss"] = _told(miss) if miss is not None else None
@@ -163,6 +165,18 @@ def intervals(stamps: Sequence[tuple[int, int]], end_ns: int | None = None) -> I
         before, last = after, now
     if end_ns is not None and end_ns > last:
         yield _OWNER[Mark(before)], last, end_ns
+
+
+def _parts(timeline: Timeline, stop_ns: int, end_ns: int | None) -> tuple[dict[str, int], int]:
+    """Nanoseconds of each stage and of the two ways of transport, and of all of them."""
+    parts, total = _walk(timeline, end_ns)
+    _carve(parts, "detokenize_ms", "stop_ms", stop_ns)
+    parts["transport_ms"] = parts.get(_TO_ENGINE, 0) + parts.get(_FROM_ENGINE, 0)
+    return parts, total
+
+
+def _told_stages(parts: dict[str, int], total: int) -> dict[str, float]:
+    return {stage: _ms(parts.get(stage, 0)) for stage in STAGES} | {"total_ms": _ms(total)}
 
 
 def _walk(timeline: Timeline, end_ns: int | None) -> tuple[dict[str, int], int]:

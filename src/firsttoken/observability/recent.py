@@ -88,6 +88,7 @@ class RecentRequests:
         self._tokens = 0
         self._kept: deque[EndedRequest] = deque()
         self._by_id: dict[str, deque[EndedRequest]] = {}  # ids are the callers' to choose, so they may repeat
+        self._by_engine: dict[int, EndedRequest] = {}
         self._subscribers: list[Subscriber] = []
 
     def __len__(self) -> int:
@@ -99,6 +100,8 @@ class RecentRequests:
         self._tokens += len(ended.token_times)
         for name in _names(ended):
             self._by_id.setdefault(name, deque()).append(ended)
+        for engine_id in ended.engine_ids:
+            self._by_engine[engine_id] = ended
         self._forget_old(ended.ended_ns)
         for tell in self._subscribers:
             try:
@@ -113,6 +116,10 @@ class RecentRequests:
             if tenant is None or ended.tenant == tenant:
                 return ended
         return None
+
+    def of_engine(self, engine_id: int) -> EndedRequest | None:
+        """The one that an answer of this id in the engine was for; None when it is not kept."""
+        return self._by_engine.get(engine_id)
 
     def latest(self, count: int, tenant: str | None = None) -> list[EndedRequest]:
         """The last ``count``, newest first; with ``tenant`` only that one's."""
@@ -137,6 +144,8 @@ class RecentRequests:
         ):
             old = kept.popleft()
             self._tokens -= len(old.token_times)
+            for engine_id in old.engine_ids:
+                self._by_engine.pop(engine_id, None)
             for name in _names(old):
                 same = self._by_id[name]
                 same.popleft()  # the oldest of all is the oldest of its name

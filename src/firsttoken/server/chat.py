@@ -183,7 +183,7 @@ class ChatRoute:
                 answer.logprobs += self._names.chat(delta, job.top)
             if delta.finish_reason is not None:
                 answer.last = delta
-        timings = job.generation.timings()
+        timings = job.timings()
         body: dict[str, Any] = {
             "id": call.response_id,
             "object": "chat.completion",
@@ -195,9 +195,11 @@ class ChatRoute:
         }
         if job.request.return_token_ids:
             body["prompt_token_ids"] = job.prompt.tolist()
-        if job.request.timings:
+        if timings is not None:
             body["timings"] = timings
-        await call.reply(200, to_json(body), [(b"server-timing", server_timing_header(timings).encode())])
+        await call.reply(
+            200, to_json(body), [(b"server-timing", server_timing_header(timings or job.generation.stages()).encode())]
+        )
 
     def _choice(self, index: int, answer: _Answer, job: ChatJob) -> dict[str, Any]:
         assert answer.last is not None

@@ -212,7 +212,7 @@ class CompletionRoute:
                 if not call.started:
                     await call.start_stream()
                 unfinished -= delta.finish_reason is not None
-                timings = _timings(call) if unfinished == 0 and job.request.timings else None
+                timings = _last(call).timings() if unfinished == 0 and job.request.timings else None
                 events = self._event(writer, job, part, delta, timings)
                 if unfinished == 0:
                     events += writer.last(job.usage(), timings)
@@ -243,7 +243,7 @@ class CompletionRoute:
                 answer.token_ids += delta.token_ids
                 if logprobs is not None:
                     answer.logprobs.append(logprobs)
-        timings = _timings(call)
+        timings = _last(call).timings() if job.request.timings else None
         body: dict[str, Any] = {
             "id": call.response_id,
             "object": "text_completion",
@@ -253,9 +253,11 @@ class CompletionRoute:
             "choices": [self._choice(index, job) for index in range(len(job.answers))],
             "usage": job.usage(),
         }
-        if job.request.timings:
+        if timings is not None:
             body["timings"] = timings
-        await call.reply(200, to_json(body), [(b"server-timing", server_timing_header(timings).encode())])
+        await call.reply(
+            200, to_json(body), [(b"server-timing", server_timing_header(timings or _last(call).stages()).encode())]
+        )
 
     def _choice(self, index: int, job: CompletionJob) -> dict[str, Any]:
         answer = job.answers[index]
@@ -273,11 +275,11 @@ class CompletionRoute:
         return choice
 
 
-def _timings(call: Call) -> dict[str, Any]:
-    """The account of the prompt whose answers ended last."""
+def _last(call: Call) -> Generation:
+    """Of the prompt whose answers ended last."""
     last = call.last
     assert last is not None
-    return last.timings()
+    return last
 
 
 async def _merged(parts: list[_Part]) -> AsyncGenerator[tuple[_Part, Delta]]:
