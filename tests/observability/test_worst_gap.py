@@ -48,9 +48,8 @@ def explained(
     start = before[-1].harvested_ns + TICK
     arrived = steps[-1].harvested_ns + TICK // 2 + round(late * MS)
     came = arrived + round(away * MS) if away else start
-    told = worst_gap(
-        Gap(7, start - TICK // 2, start, arrived, came, max(arrived, came) + TICK // 2), stamps, steps, whose
-    )
+    gap = Gap(7, start - TICK // 2, start, arrived, came, max(arrived, came) + TICK // 2)
+    told = worst_gap(gap, stamps, steps, whose)
     assert sum(told["parts_ms"].values()) == pytest.approx(told["ms"], abs=1e-9)
     assert min(told["parts_ms"].values()) > 0
     assert told["token"] == 7
