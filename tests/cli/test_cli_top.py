@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -77,7 +77,8 @@ def server(answer):
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            answer(self)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the reader has seen enough
+                answer(self)
 
         def log_message(self, *_):
             pass

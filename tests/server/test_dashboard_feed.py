@@ -177,10 +177,15 @@ async def test_a_key_sees_its_own_requests(make_client):
 async def test_a_dead_engine_is_told_and_the_feed_goes_on(make_client):
     async with make_client(forever, step_s=0.002) as client:
         async with watching(client) as call:
-            await until(call, lambda frame: frame["state"] == "idle")
+            asked = client.start("/v1/completions", {"prompt": "hi", "max_tokens": 4000, "service_tier": "p1"})
+            await until(call, lambda frame: frame["classes"]["p1"].get("running") == 1)
             client.engine.kill("the device is on fire")
             dead = await until(call, lambda frame: frame["state"] == "dead")
             assert "the device is on fire" in dead["error"]
+            assert (dead["running"], dead["classes"]["p1"]["running"]) == (0, 0), "nobody runs on a dead engine"
+            await asked.task
+            ended = await until(call, lambda frame: frame["requests"])
+            assert ended["requests"][0]["outcome"] == "failed"
             count = len(frames(call))
             await asyncio.sleep(0.3)
             assert len(frames(call)) > count

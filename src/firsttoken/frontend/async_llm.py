@@ -227,7 +227,10 @@ class AsyncLLM:
         self._progress.gone()
         # What the engine held is gone with it; the last gauges would say otherwise for ever.
         last = self.metrics.stats
-        self.metrics.update(msgspec.structs.replace(last, running=0, waiting=0, kv_used=0, kv_cached=0))
+        classes = [msgspec.structs.replace(one, running=0, waiting=0) for one in last.classes]
+        self.metrics.update(
+            msgspec.structs.replace(last, running=0, waiting=0, kv_used=0, kv_cached=0, classes=classes)
+        )
 
     # --------------------------------------------------------------- properties
 

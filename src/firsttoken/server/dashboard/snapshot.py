@@ -48,7 +48,7 @@ class Snapshots:
 
     def now(self) -> dict[str, Any]:
         """Everything but steps, requests and the cache's totals."""
-        llm, stats = self._llm, self._llm.stats
+        llm, stats = self._llm, self._llm.metrics.stats  # which are those of nothing once the engine is dead
         health = llm.progress()
         classes = self._classes()
         for name, told in zip(CLASS_NAMES, stats.classes, strict=False):

@@ -13,8 +13,9 @@ const charts = [];
 onScheme(() => { for (const chart of charts) chart.plot?.redraw(false, true); });
 
 export class LineChart {
-  /** `series`: {colour, dash, label}; `holder` gets an `empty` text while there is nothing to draw. */
-  constructor(holder, series, empty) {
+  /** `series`: {colour, dash}; `holder` gets an `empty` text while there is nothing to draw; `whole`: of whole numbers. */
+  constructor(holder, series, empty, whole = false) {
+    this.whole = whole;
     this.holder = holder;
     this.series = series;
     this.data = [[], ...series.map(() => [])];
@@ -68,7 +69,7 @@ export class LineChart {
       axes: [
         { ...axis, size: 22, values: (plot, at) => at.map((value) => ago(plot.scales.x.max - value)),
           splits: (plot) => ages(plot.scales.x).map((age) => plot.scales.x.max - age) },
-        { ...axis, size: 46, space: 28, values: (_, at) => at.map((value) => (value === 0 ? "0" : number(value))) },
+        { ...axis, size: 46, space: 28, ...(this.whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] } : {}), values: (_, at) => at.map((value) => (value === 0 ? "0" : number(value))) },
       ],
       series: [{}, ...this.series.map((one) => ({
         stroke: () => colour(one.colour), width: one.dash ? 1.25 : 1.75, dash: one.dash ? [4, 3] : undefined, points: { show: false },

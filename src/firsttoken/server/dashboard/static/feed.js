@@ -36,7 +36,7 @@ export class Feed {
     const abort = new AbortController();
     this.abort = abort;
     this.read(abort).catch((error) => {
-      if (this.abort === abort) this.later(abort.signal.aborted ? "nothing came for some seconds" : error.message);
+      if (this.abort === abort) this.later(abort.signal.aborted ? "nothing came for some seconds" : error instanceof TypeError ? "the server does not answer" : error.message);
     });
   }
 

@@ -12,7 +12,7 @@ export class Latency {
     this.ttft = new LineChart(byId("ttft"), lines, "No first token in the last minute.");
     this.itl = new LineChart(byId("itl"), lines, "No token in the last minute.");
     this.rate = new LineChart(byId("rate"), CLASSES.map((name) => ({ colour: name })), "No token yet.");
-    this.queue = new LineChart(byId("queue"), [{ colour: "decode" }, { colour: "prefill" }], "Nothing told yet.");
+    this.queue = new LineChart(byId("queue"), [{ colour: "decode" }, { colour: "prefill" }], "Nothing told yet.", true);
     byId("queue-legend").append(key("decode", "running"), key("prefill", "waiting"));
     this.rows = new Map();
     this.shown = "";
