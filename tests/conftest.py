@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,10 @@ import torch
 if not torch.cuda.is_available():
     # Triton reads this when a kernel is defined, so it must be set before any kernel's module is imported.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+# Servers that tests kill leave recordings: not among those of who runs the tests.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="firsttoken-tests-")
 
 
 @pytest.hookimpl(wrapper=True)

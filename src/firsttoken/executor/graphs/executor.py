@@ -23,6 +23,7 @@ from firsttoken.executor.ahead.plan import GREEDY, RANDOM, RICH, Key, class_of
 from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.captures import LARGEST_LEARNED, LARGEST_MIXED, Captures, Graph
+from firsttoken.executor.graphs.device_clock import DeviceClock
 from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
 from firsttoken.executor.graphs.profiles import SMALL_ROWS, ShapeTable, StepShape
 from firsttoken.executor.graphs.results import ResultRing
@@ -120,6 +121,7 @@ class GraphExecutor:
         self._launched: set[Key] = set()
         self._slowest_ns = 0
         self._busy_ns = now_ns()
+        self._clock = DeviceClock()
 
     # ------------------------------------------------------------------ steps
 
@@ -437,8 +439,9 @@ class GraphExecutor:
         captured: bool,
     ) -> StepResult:
         self._places[index].end.synchronize()
-        ended = now_ns()
-        device_ns = self._results.device_ns(index)
+        began_there, ended_there = self._results.times(index)
+        ended = self._clock.host_ns(ended_there, now_ns())
+        device_ns = ended_there - began_there
         return StepResult(
             step_id=step_id,
             samples=self._results.read(index, sampled, wanted),

@@ -45,10 +45,10 @@ class ResultRing:
         """The samples of the first rows, once the step's end has passed; ``wanted`` alternatives each."""
         return read(self._host[place], slots, wanted)
 
-    def device_ns(self, place: int) -> int:
-        """How long the device took, from the step's first kernel to its last, once its end has passed."""
+    def times(self, place: int) -> tuple[int, int]:
+        """When the step's first kernel began and its last ended, by the device's clock, once its end has passed."""
         began, ended = self._host_times[place].tolist()
-        return int(ended - began)
+        return int(began), int(ended)
 
 
 def _views(words: Tensor, rows: int) -> Outputs:
