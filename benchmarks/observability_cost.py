@@ -148,6 +148,9 @@ async def _ask(port: int, body: bytes, requests: int) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
     for _ in range(requests):
         writer.write(head + body)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise SystemExit(f"a request was answered with {status.decode().strip()}")
         await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
     writer.close()
 
