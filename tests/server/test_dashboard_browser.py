@@ -86,7 +86,7 @@ async def test_a_live_server(make_client, serve_http, page):
         shown = await page.until(
             "document.querySelector('#waterfall .fall') && document.getElementById('waterfall').innerText"
         )
-        for words in (id_, "prefill", "decode", "30 tokens", "without an owner"):
+        for words in (id_, "prefill", "decode", "30 tokens", "Largest gap between tokens", "without an owner"):
             assert words in shown
         await page.press("Escape", 27)
         await page.until("!document.getElementById('waterfall').open")

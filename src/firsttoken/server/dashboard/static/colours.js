@@ -32,7 +32,7 @@ function channels(name) {
 export function heat(ratio) {
   const from = channels("heat-0"), to = channels("heat-1");
   const mixed = from.map((low, at) => Math.round(low + (to[at] - low) * ratio));
-  const bright = mixed[0] * 0.299 + mixed[1] * 0.587 + mixed[2] * 0.114 > 135;
+  const bright = mixed[0] * 0.299 + mixed[1] * 0.587 + mixed[2] * 0.114 > 115;
   return { fill: `rgb(${mixed.join(" ")})`, ink: colour(bright ? "heat-dark" : "heat-light") };
 }
 

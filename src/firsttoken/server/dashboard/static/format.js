@@ -20,6 +20,11 @@ export function count(value) {
   return value >= 1e5 ? `${(value / 1e3).toFixed(0)} k` : plain.format(value);
 }
 
+/** "1 token", "2 tokens". */
+export function counted(value, noun) {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 /** Milliseconds with their unit. */
 export function duration(ms) {
   if (ms === null || ms === undefined) return "–";

@@ -16,7 +16,12 @@ export class Heat {
     this.context = Infinity; // tokens that a prompt can have
     this.table = null;
     this.at = null;
-    choice(byId("heat-rows"), "rows", (rows) => { this.rows = rows; this.at = null; this.draw(); });
+    choice(byId("heat-rows"), "rows", (rows) => {
+      this.rows = rows;
+      this.at = null;
+      say(byId("heat-detail"), "");
+      this.draw();
+    });
     choice(byId("heat-span"), "span", (span) => { this.span = span; this.draw(); });
     onScheme(() => this.draw());
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);

@@ -1,7 +1,7 @@
 // The steps over time: a bar each, colour by kind, height by how long it computed; marks where something held it up.
 
 import { colour, FONT, onScheme, surface } from "./colours.js";
-import { byId, choice, count, duration, key, say } from "./format.js";
+import { byId, choice, counted, duration, key, say } from "./format.js";
 
 const HEIGHT = 132, TOP = 16, BOTTOM = 18, LEFT = 52;
 const KEPT_MS = 62000, MAX_BARS = 20000;
@@ -158,8 +158,9 @@ export class Strip {
   told(bar) {
     const of = (name) => bar[this.fields[name]], many = of("steps") > 1;
     const words = [many ? `${of("steps")} steps to ${of("id")}: ${duration(of("end") - of("start"))} together, the longest ${duration(of("longest"))}` : `step ${of("id")}: computed ${duration(of("longest"))}`];
-    words.push(`${count(of("decode_rows"))} rows decoded`, `${count(of("prefill_tokens"))} prompt tokens`, `planned in ${duration(of("plan"))}`);
-    if (of("pad_tokens")) words.push(`${count(of("pad_tokens"))} tokens of padding`);
+    words.push(counted(of("decode_rows"), "decode row"), counted(of("prefill_tokens"), "prompt token"));
+    if (of("plan")) words.push(`planned in ${duration(of("plan"))}`);
+    if (of("pad_tokens")) words.push(`${counted(of("pad_tokens"), "token")} of padding`);
     if (of("gc")) words.push(`garbage collection ${duration(of("gc"))}`);
     if (of("run_queue") > WAIT_MS) words.push(`waited ${duration(of("run_queue"))} for a processor`);
     if (of("copy")) words.push(`KV copies ${duration(of("copy"))}`);

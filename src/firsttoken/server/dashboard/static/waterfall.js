@@ -1,7 +1,7 @@
 // Where one request's time went: GET /v1/requests/{id}.
 
 import { address, headers, reason } from "./feed.js";
-import { byId, count, duration, facts, make, percent } from "./format.js";
+import { byId, count, duration, facts, key, make, percent } from "./format.js";
 
 // The state that begins with each mark of a timeline, and its colour.
 const STATES = {
@@ -12,6 +12,12 @@ const STATES = {
 };
 const ORDER = ["parse", "template", "tokenise", "transport", "queue", "KV restore", "prefill", "decode", "detokenise", "write"];
 const MAX_TICKS = 400;
+// What may take a gap's time, in words, and its colour.
+const CAUSES = {
+  prefill: ["another prompt's prefill", "prefill"], preemption: ["preempted", "p0"], gc: ["garbage collection", "gc"], run_queue: ["wait for a processor", "run-queue"],
+  kv_copy: ["KV copies", "p2"], graph_miss: ["a step without a graph", "mixed"], batch: ["a larger batch", "p1"], host: ["between steps", "heat-1"],
+  api: ["the API process", "warn"], write: ["the caller's reading", "muted"], unexplained: ["unexplained", "free"], decode: ["steps as usual", "decode"],
+};
 
 export async function openWaterfall(id) {
   const dialog = byId("waterfall"), body = byId("waterfall-body");
@@ -34,8 +40,7 @@ function picture(one) {
       ["prompt", `${count(one.prompt_tokens)} tokens`], ["answer", `${count(one.output_tokens)} tokens`], ["first token", duration(one.ttft_ms)], ["total", duration(timings.total_ms)]]),
     lanes(one, whole),
   ];
-  const gap = timings.worst_gap;
-  if (gap) parts.push(make("p", { class: "gap" }, `Largest gap between tokens: ${duration(gap.ms)}${gap.step == null ? "" : `, step ${gap.step}`}. ${cause(gap.cause)}`));
+  if (timings.worst_gap) parts.push(worstGap(timings.worst_gap));
   parts.push(facts(details(timings)));
   return parts;
 }
@@ -56,7 +61,7 @@ function lanes(one, whole) {
     const of = stretches.get(name), took = of.reduce((sum, { from, to }) => sum + to - from, 0);
     const lane = make("div", { class: "lane", role: "img", "aria-label": `${name}: ${duration(took)} of ${duration(end)}` },
       ...of.map(({ from, to, tint }) => make("i", { style: { left: `min(${(from / end) * 100}%, calc(100% - 2px))`, width: `${((to - from) / end) * 100}%`, background: `var(--${tint})` } })),
-      ...(name === "decode" ? ticks(one.token_ms ?? [], end) : []));
+      ...(name === "decode" ? [...gapMark(one, end), ...ticks(one.token_ms ?? [], end)] : []));
     rows.push(make("span", {}, name), lane, make("span", { class: "ms" }, duration(took)));
   }
   return make("div", { class: "fall" }, ...rows);
@@ -68,11 +73,22 @@ function ticks(times, end) {
   return times.filter((_, at) => at % every === 0).map((ms) => make("i", { class: "token", style: { left: `${(ms / end) * 100}%` } }));
 }
 
-/** A cause may be a word or an object of numbers. */
-function cause(told) {
-  if (told == null) return "Cause unknown.";
-  if (typeof told === "string") return `Cause: ${told.replaceAll("_", " ")}.`;
-  return `Cause: ${Object.entries(told).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ")}.`;
+/** The largest gap, in words and as a bar of what took it. */
+function worstGap(gap) {
+  const spent = Object.entries(gap.parts_ms ?? {}).sort(([, one], [, other]) => other - one);
+  const where = `before token ${gap.token + 1}${gap.step === null ? "" : `, step ${gap.step}`}`;
+  return make("div", { class: "gap" },
+    make("p", {}, make("b", {}, `Largest gap between tokens: ${duration(gap.ms)}`), ` ${where}. ${gap.detail ?? ""}`),
+    make("div", { class: "bar", "aria-hidden": "true" }, ...spent.map(([cause, ms]) =>
+      make("i", { style: { width: `${(ms / gap.ms) * 100}%`, background: `var(--${CAUSES[cause]?.[1] ?? "run-queue"})` } }))),
+    make("div", { class: "legend" }, ...spent.map(([cause, ms]) => key(CAUSES[cause]?.[1] ?? "run-queue", `${CAUSES[cause]?.[0] ?? cause} ${duration(ms)}`, "block"))));
+}
+
+/** Where in the lane the largest gap lies. */
+function gapMark(one, end) {
+  const at = one.timings?.worst_gap?.token, from = one.token_ms?.[at - 1], to = one.token_ms?.[at];
+  if (from === undefined || to === undefined) return [];
+  return [make("i", { class: "worst", style: { left: `${(from / end) * 100}%`, width: `${((to - from) / end) * 100}%` } })];
 }
 
 function details(timings) {
@@ -87,6 +103,7 @@ function details(timings) {
   if (timings.prefill_steps) add("steps", `${timings.prefill_steps} prefill, ${timings.decode_steps} decode`);
   if (timings.preemptions) add("preempted", `${timings.preemptions} times`);
   for (const [what, ms] of Object.entries(timings.overlapped_ms ?? {})) if (ms > 0) add(`beside it: ${what.replaceAll("_", " ")}`, duration(ms));
+  if (timings.stop_ms) add("stop strings", duration(timings.stop_ms));
   if (timings.total_ms) add("without an owner", `${duration(timings.unaccounted_ms)} (${percent(timings.unaccounted_ms / timings.total_ms)})`);
   return pairs;
 }
