@@ -6,7 +6,7 @@ import pytest
 
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.times import RequestTimes
-from firsttoken.transport.messages import RequestDelta
+from firsttoken.transport.messages import RequestDelta, Spent
 
 OWN = [(Mark.RECEIVED, 10), (Mark.PARSED, 20), (Mark.TEMPLATED, 20), (Mark.TOKENIZED, 30)]
 FIRST = [(Mark.ARRIVED, 40), (Mark.SCHEDULED, 50), (Mark.FIRST_TOKEN, 60)]
@@ -32,3 +32,23 @@ def test_stamps_are_taken_once(first, last):
     account = times.timings()
     assert account["unaccounted_ms"] == 0
     assert (times.cached_tokens, times.preemptions, list(times.token_times)) == (3, 1, [70, 100])
+
+
+@pytest.mark.parametrize(
+    ("stamps", "owned"),
+    [
+        ([(Mark.ARRIVED, 40), (Mark.FINISHED, 95)], {"transport_ms": 10 + 1, "queue_ms": 50}),
+        ([(Mark.ARRIVED, 40), (Mark.SCHEDULED, 50), (Mark.FINISHED, 95)], {"queue_ms": 10, "prefill_ms": 40}),
+        ([(Mark.ARRIVED, 94), (Mark.FINISHED, 95)], {"transport_ms": 60 + 1, "queue_ms": 0}),
+    ],
+)
+def test_one_that_was_cut_short_here_is_completed_by_the_engines_last_word(stamps, owned):
+    times = RequestTimes(Timeline(OWN))
+    times.timeline.stamp(Mark.FINISHED, 90)
+    times.timeline.stamp(Mark.FAILED, 91)
+    spent = Spent([0] * 8 + [30], 1, 0)
+    times.complete(RequestDelta(1, [], finish_reason="abort", stamps=stamps, spent=spent))
+    account = times.timings()
+    assert account["unaccounted_ms"] == 0
+    assert {name: account[name] * 1e6 for name in owned} == pytest.approx(owned)
+    assert sum(account["queue_reasons"].values()) == pytest.approx(account["queue_ms"])

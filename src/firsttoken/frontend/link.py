@@ -14,6 +14,7 @@ from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead, FirstTokenError
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.step_record import StepRecord
+from firsttoken.core.timeline import Mark
 from firsttoken.observability.flight import FlightRecorder
 from firsttoken.transport.channel import ChannelClosed, EngineHandle
 from firsttoken.transport.kv_report import KVReport
@@ -48,7 +49,7 @@ class Leaver(Protocol):
     """Who has aborted requests and wants the engine's last word of them, which says where their time went."""
 
     def part(self, request_id: int, last: RequestDelta | None) -> None:
-        """``last`` is None where there is none: it was refused meanwhile, or the engine is gone."""
+        """``last`` is None where there is none: the engine is gone."""
 
 
 LONGEST_HOLD_NS = 10**6
@@ -215,7 +216,9 @@ class EngineLink:
                 sink.refuse(message)
                 self._after_end()
             else:
-                self._part(message.id, None)
+                # It was at the engine by now: that much is known.
+                arrived = [(int(Mark.ARRIVED), now_ns())]
+                self._part(message.id, RequestDelta(message.id, [], finish_reason="error", stamps=arrived))
         elif isinstance(message, Ready):
             with contextlib.suppress(InvalidStateError):  # it may have been given up meanwhile
                 self.ready.set_result(message.info)

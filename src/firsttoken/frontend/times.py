@@ -94,7 +94,10 @@ class RequestTimes:
         timeline = self.timeline
         end = timeline.marks.index(Mark.FINISHED)
         until = timeline.times[end]
-        late = [(mark, ns) for mark, ns in self._fresh(last) if mark != Mark.FINISHED and ns <= until]
+        fresh = self._fresh(last)
+        late = [(mark, ns) for mark, ns in fresh if mark != Mark.FINISHED and ns <= until]
+        if fresh and not late and fresh[0][0] == Mark.ARRIVED:  # it was on its way there all the time
+            late = [(Mark.ARRIVED, until)]
         rest = timeline.stamps()[end:]
         del timeline.marks[end:], timeline.times[end:]
         timeline.extend(late + rest)
@@ -110,7 +113,7 @@ class RequestTimes:
         found = self._found
         spent = found.spent if found is not None else None
         beside = self.beside
-        account = timings(
+        return timings(
             self.timeline,
             cached_tokens=self.cached_tokens,
             cached_host=found.cached_host if found is not None else 0,
@@ -125,9 +128,8 @@ class RequestTimes:
             stop_ns=self._stop_ns,
             overlapped_ns={"detokenize": beside.detokenize, "stop": beside.stop, "write": beside.write},
             token_times=self.token_times,
+            worst_gap=worst_gap,
         )
-        account["worst_gap"] = worst_gap
-        return account
 
     def stages(self) -> dict[str, float]:
         """The stages so far and their sum, as in `timings`."""

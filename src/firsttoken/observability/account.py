@@ -107,6 +107,7 @@ def timings(
     stop_ns: int = 0,
     overlapped_ns: Mapping[str, int] = _NOTHING,
     token_times: Sequence[int] = (),
+    worst_gap: dict[str, Any] | None = None,
     end_ns: int | None = None,
 ) -> dict[str, Any]:
     """The account of a request, in milliseconds, ready for JSON.
@@ -114,6 +115,8 @@ def timings(
     ``token_times`` are the times (ns, ascending) at which each output token was delivered, one a token; ``itl_ms``
     are the percentiles of their gaps ({} with fewer than two). ``end_ns`` closes an account whose last stamp is not
     the end yet: the time from that stamp on belongs to the state it began.
+
+    ``worst_gap`` is the largest of them as `observability.worst_gap` explains it.
 
     The stages of `STAGES` sum to ``total_ms`` (exactly, in ns) and none is negative; a stage that was not passed is 0.
     Of ``cached_tokens`` those of ``cached_host`` and ``cached_disk`` came from lower tiers; ``miss`` says why no more
@@ -138,6 +141,7 @@ def timings(
     account["overlapped_ms"] = {name: _ms(ns) for name, ns in overlapped_ns.items()}
     gaps = [_ms(after - before) for before, after in pairwise(token_times)]
     account["itl_ms"] = percentiles(gaps)
+    account["worst_gap"] = worst_gap
     return account
 
 

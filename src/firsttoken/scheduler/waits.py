@@ -17,7 +17,7 @@ _STEP = int(Wait.STEP)
 
 
 class Waits:
-    """Costs half a microsecond a plan, and nothing while nobody waits: the sums are brought up to date only when a
+    """Costs less than a microsecond a plan, and nothing while nobody waits: the sums are brought up to date only when a
     reason changes or somebody comes or goes."""
 
     __slots__ = ("_charged_ns", "_new", "_planned_ns", "_sums", "_why")
