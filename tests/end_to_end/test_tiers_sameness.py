@@ -108,6 +108,24 @@ def test_twenty_sessions_in_tiny_pools_get_what_they_get_alone(
     assert_idle(tight)
 
 
+def test_a_batch_window_changes_nothing_for_prompts_that_are_restored(
+    start: Start, sizes: Callable[[int], int], tmp_path: Path
+) -> None:
+    """Who is held has its files read meanwhile, and who restores is not held once more."""
+    prompts = make_prompts(6, 150)
+    expected, _ = start(prefix_caching=False).run(prompts, PARAMS)
+    tiers = {"kv_host_memory": sizes(40), "kv_disk": str(tmp_path)}
+    held = start(kv_memory=sizes(24), max_model_len=200, max_num_seqs=2, batch_window="60ms", **tiers)
+    host = disk = 0
+    for round_ in range(3):
+        got, last = held.run(prompts, PARAMS)
+        assert got == expected, f"round {round_}"
+        host, disk = host + from_tiers(last)[0], disk + from_tiers(last)[1]
+    assert host > 0, "nothing came from host memory"
+    assert disk > 0, "nothing came from files"
+    assert_idle(held)
+
+
 @pytest.mark.parametrize("model", ["random:tiny-llama", "random:tiny-qwen3"])
 def test_after_a_restart_prompts_come_from_files_and_answers_are_the_same(
     start: Start, sizes: Callable[[int], int], tmp_path: Path, model: str

@@ -46,6 +46,7 @@ def make(kind: str) -> tuple[Executor, KVFormat]:
         max_step_tokens=64,
         threads=1,
         adaptive_threads=False,
+        deterministic=kind == "deterministic",
     )
     return (TorchExecutor.load if kind == "torch" else make_executor)(made, checkpoint), kv
 
@@ -74,7 +75,7 @@ def answer(executor: Executor, between: Callable[[list[int]], list[int]] | None 
     return tokens[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("kind", ["torch", "graphs"])
+@pytest.mark.parametrize("kind", ["torch", "graphs", "deterministic"])
 @pytest.mark.parametrize("restored", [True, False])
 def test_an_answer_goes_on_from_restored_blocks(kind: str, restored: bool) -> None:
     executor, kv = make(kind)
@@ -103,4 +104,36 @@ def test_an_answer_goes_on_from_restored_blocks(kind: str, restored: bool) -> No
     handle = copies.submit("device", "host", [(0, 0)])
     executor.close()
     assert handle.done()
+    host.close()
+
+
+def test_with_deterministic_a_restored_beginning_leaves_no_trace_whoever_is_beside() -> None:
+    """Bits, not only tokens: the prompt's rest is computed in another chunk, from other blocks, beside another row."""
+    executor, kv = make("deterministic")
+    told = SamplingParams(temperature=0, max_tokens=50, logprobs=3)
+
+    def started(slot: int, tokens: list[int], blocks: list[int]) -> RowStart:
+        return RowStart(slot, slot, array("I", tokens).tobytes(), len(PROMPT), told, 0, blocks)
+
+    plan = StepPlan(step_id=1, starts=[started(0, PROMPT, [1, 2, 3])], work=[RowWork(0, 0, 40, True)])
+    [alone] = executor.submit(plan).result().samples
+    host = HostMemory(8, kv.bytes_per_block)
+    copies = executor.copies(host)
+    host.wait(20)
+    out = copies.submit("device", "host", [(1, 4), (2, 6)])
+    out.gate_compute()
+    plan = StepPlan(step_id=2, starts=[start(1, OTHER, [1, 2, 3])], work=[RowWork(1, 0, 40, True)], retire=[0])
+    executor.submit(plan)
+    back = copies.submit("host", "device", [(4, 9), (6, 8)], after=[out])
+    back.gate_compute()
+    plan = StepPlan(
+        step_id=3,
+        starts=[started(0, PROMPT, [9, 8, 7]), start(1, OTHER[:20], [1, 2])],
+        work=[RowWork(0, 32, 8, True), RowWork(1, 0, 20, True)],
+        retire=[1],
+    )
+    restored = executor.submit(plan).result().samples[0]
+    assert alone.logprobs is not None
+    assert (restored.token, restored.logprobs) == (alone.token, alone.logprobs)
+    executor.close()
     host.close()
