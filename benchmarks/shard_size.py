@@ -118,8 +118,7 @@ class Cache:
             begin = at if self._share or (used and at == node.end) else 0
             self._insert(node, path, begin, total, used)
         self._tick += 1
-        for node in used:
-            node.used = self._tick
+        self._used(used)
         for node in used:
             if not node.children:
                 self._offer(node)
@@ -159,15 +158,22 @@ class Cache:
             used.append(child)
             node, begin = child, end
 
+    def _used(self, used: list[Node]) -> None:
+        for node in used:
+            node.used = self._tick
+
     def _offer(self, node: Node) -> None:
         self._entries += 1
         heapq.heappush(self._leaves, (node.used, self._entries, node))
 
     def _evict(self) -> None:
         used, _, node = heapq.heappop(self._leaves)
+        if node.used == used and not node.children and node.parent is not None:
+            self._remove(node)
+
+    def _remove(self, node: Node) -> None:
         parent = node.parent
-        if node.used != used or node.children or parent is None:
-            return
+        assert parent is not None, "the root is no shard"
         self.resident -= node.end - node.begin
         node.parent = None
         parent.children.remove(node)
