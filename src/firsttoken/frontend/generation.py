@@ -233,7 +233,7 @@ class Generation:
         if refusal.retry_after_s is not None:
             self._book(self._unbooked, "refused")
             self._ended = True  # in no time: that says nothing about how long answers take
-        self._fail(refused(refusal), Mark.FAILED)
+        self._fail(refused(refusal), begins=Mark.FAILED)
 
     def die(self, error: EngineDead) -> None:
         self._live.clear()
@@ -264,14 +264,14 @@ class Generation:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _fail(self, error: Exception, begins: Mark = Mark.FINISHED) -> None:
-        """End with ``error``: raised once what has arrived is consumed. Answers that still run are aborted. ``begins``:
-        the state that begins now."""
+    def _fail(self, error: Exception, index: int | None = None, *, begins: Mark = Mark.FINISHED) -> None:
+        """End with ``error``, that of answer ``index`` or, without it, of all: raised once what has arrived is
+        consumed. Answers that still run are aborted. ``begins``: the state that begins now."""
         if self._error is None:
             self._settle()
             self._error = error
             live, self._live = self._live, {}
-            self._final = min(live.values(), default=self._final)
+            self._final = min(live.values(), default=self._final) if index is None else index
             if isinstance(error, DeadlineExceeded):
                 self._book(self._unbooked, "expired")
                 self._ended = True  # it says nothing about how long answers take
@@ -308,7 +308,7 @@ class Generation:
         last, ns = items[-1][1], items[-1][2]
         reason = last.finish_reason
         if reason == "error":
-            self._fail(failure(last))
+            self._fail(failure(last), index)
             reason = None
         tokens, logprobs = _merged(items)
         if tokens or reason is not None:
