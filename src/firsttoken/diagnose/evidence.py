@@ -12,7 +12,16 @@ from firsttoken.diagnose.session import Runs
 from firsttoken.observability.percentiles import percentile
 
 # The stages of the server's account (observability/account.py) that are work of its host, not of the model.
-HOST_STAGES = ("parse_ms", "template_ms", "tokenize_ms", "transport_ms", "detokenize_ms", "write_ms", "unaccounted_ms")
+HOST_STAGES = (
+    "parse_ms",
+    "template_ms",
+    "tokenize_ms",
+    "transport_ms",
+    "detokenize_ms",
+    "stop_ms",
+    "write_ms",
+    "unaccounted_ms",
+)
 _FLOOR = 0.1  # the share of requests that wait for nobody, however busy the server is
 _BURST = 0.1  # a gap of less than this share of the mean is none: the token came along with the one before
 
