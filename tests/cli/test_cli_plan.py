@@ -84,6 +84,7 @@ def test_the_cpu_is_measured_first(capsys, monkeypatch):
     assert asked == [("float32", "none")]
     assert said["runtime_mib"] == 300
     assert "--device cpu" in said["advice"][0]
+    assert said["advice"][0].endswith("--dtype float32 --quantization none")
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,16 @@ def test_the_cpu_is_measured_first(capsys, monkeypatch):
 def test_what_cannot_be_is_refused(words, said, capsys):
     assert main(["plan", "random:tiny-llama", *words]) == 2
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_rounded_weights_are_planned_and_named_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("random:llama-3.1-8b", "--gpu", "h200", "--context", "8192", "--users", "16")
+    weights = {}
+    for quantization in ("none", "fp8", "int4"):
+        code, said = _json(capsys, *asked, "--quantization", quantization)
+        assert code == 0
+        weights[quantization] = said["weights_mib"]
+        assert said["advice"][0].endswith(f"--quantization {quantization}")
+    # Half and a quarter of the layers, a head of 8 bits beside an embedding of 16, scratch for a matrix.
+    assert weights["fp8"] < 0.56 * weights["none"]
+    assert weights["int4"] < 0.34 * weights["none"]

@@ -40,19 +40,21 @@ def make_weights(architecture: str, **changes: object) -> Checkpoint:
     return make_checkpoint(config, tensors)
 
 
-def make_executor(checkpoint: Checkpoint, *, deterministic: bool = False) -> GraphExecutor:
+def make_executor(
+    checkpoint: Checkpoint, *, deterministic: bool = False, quantization: str = "none", step_tokens: int = 64
+) -> GraphExecutor:
     config = checkpoint.config
     kv = KVFormat(dtype="bfloat16", layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
     return graph_device.make_executor(
         ExecutorConfig(
             device="graphs",
             dtype="bfloat16",
-            quantization="none",
+            quantization=quantization,
             kv_format=kv,
             kv_blocks=64,
             max_num_seqs=SLOTS,
             max_model_len=LENGTH,
-            max_step_tokens=64,
+            max_step_tokens=step_tokens,
             threads=1,
             adaptive_threads=False,
             deterministic=deterministic,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from firsttoken.checkpoint.checkpoint import Checkpoint, TensorInfo
+from firsttoken.executor.memory_plan.weights import ROUNDED_BITS
 from firsttoken.transport.messages import EngineInfo
 
 # GB/s at which one kernel that also does a decode step's arithmetic read 15 GB of weights: measured, by the name that
@@ -10,7 +11,7 @@ from firsttoken.transport.messages import EngineInfo
 READ_ROOF_GB_S = {"NVIDIA H200": 4520.0}
 
 _BYTES = {"float32": 4, "bfloat16": 2}
-_EMBEDDING = "model.embed_tokens.weight"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Types that the CPU's packed form keeps in about the file's own bytes; it computes the others in bfloat16.
 _KEPT_PACKED = frozenset({"Q4_0", "Q4_1"})
 
@@ -25,6 +26,8 @@ def weight_bytes(checkpoint: Checkpoint, quantization: str, dtype: str) -> int |
 
     None for a ``quantization`` whose stored size is not known here.
     """
+    if quantization in ROUNDED_BITS:
+        return _rounded(checkpoint, quantization)
     if quantization not in ("none", "packed") or dtype not in _BYTES:
         return None
     tied = checkpoint.config.tie_word_embeddings
@@ -39,6 +42,15 @@ def _kept_bytes(info: TensorInfo, quantization: str, dtype: str) -> int:
     if quantization == "packed" and info.type in _KEPT_PACKED and info.name != _EMBEDDING:
         return info.nbytes
     return info.num_elements * _BYTES[dtype]
+
+
+def _rounded(checkpoint: Checkpoint, quantization: str) -> int:
+    """The head is FP8 in either case; scales are some per cent more."""
+    config, infos = checkpoint.config, dict(checkpoint.tensors.infos())
+    head = infos.pop(_EMBEDDING if config.tie_word_embeddings else _HEAD).num_elements
+    infos.pop(_EMBEDDING, None)
+    matrices = sum(info.num_elements for info in infos.values() if len(info.shape) == 2)
+    return head + matrices * ROUNDED_BITS[quantization] // 8
 
 
 def kv_bytes(info: EngineInfo, batch: int, input_tokens: int, output_tokens: int) -> float:

@@ -111,8 +111,9 @@ ENGINE_OPTIONS: dict[str, Option] = {
         "type of activations and unpacked weights (default: auto)", choices=("auto", "float32", "bfloat16")
     ),
     "quantization": Option(
-        "none: weights in full; packed: in the forms that are fastest here (default: auto)",
-        choices=("auto", "none", "packed"),
+        "none: weights in full; packed: in the forms that are fastest on the CPU; int4, fp8: rounded while they are "
+        "loaded onto a GPU (default: auto)",
+        choices=("auto", "none", "packed", "int4", "fp8"),
     ),
     "kv_dtype": Option("type of the KV cache (default: auto)", choices=("auto", "float32", "bfloat16")),
     "max_model_len": Option("longest prompt and answer together (default: the model's)", positive_int, "TOKENS"),

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     machine = find_machine(options.gpu, args)
     fit = plan_memory(args, checkpoint, machine, context, options.users)
     figures = _figures(fit)
-    advice = _advice(fit, args.model, machine.kind, context, options.users)
+    advice = _advice(fit, args, machine.kind, context, options.users)
     if options.json:
         head = report.header(model=args.model, gpu=machine.name, context=context, users=options.users)
         print(json.dumps(head | figures | {"advice": advice}))
@@ -140,13 +140,13 @@ def _figures(fit: Fit) -> dict[str, Any]:
     }
 
 
-def _advice(fit: Fit, model: str, kind: str, context: int, users: int) -> list[str]:
+def _advice(fit: Fit, args: EngineArgs, kind: str, context: int, users: int) -> list[str]:
     """What to do next: the knobs, each with the value that it would need."""
     if fit.fits:
         memory = math.ceil(fit.plan.kv / MIB)
         device = " --device cpu" if kind == "cpu" else ""
-        command = f"firsttoken serve {shlex.quote(model)}{device} --max-model-len {context} --max-num-seqs {users}"
-        advice = [f"{command} --kv-memory {memory}MiB"]
+        command = f"firsttoken serve {shlex.quote(args.model)}{device} --max-model-len {context} --max-num-seqs {users}"
+        advice = [f"{command} --kv-memory {memory}MiB{_given(args)}"]
         if fit.plan.total * (1 + TOLERANCE) > fit.capacity:
             advice.append(f"it is within {TOLERANCE:.0%} of all there is, as near as a plan can be: leave some room")
         return advice
@@ -162,6 +162,16 @@ def _advice(fit: Fit, model: str, kind: str, context: int, users: int) -> list[s
         advice.append("no context is short enough with so many users, and no request of that context fits alone")
         advice.append("take a smaller model, or more memory")
     return advice
+
+
+def _given(args: EngineArgs) -> str:
+    """What was planned with and an engine would not do by itself, as options."""
+    given = []
+    for name in _KEPT:
+        value = getattr(args, name)
+        if value != getattr(EngineArgs(model=args.model), name):
+            given.append(f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}"))
+    return "".join(given)
 
 
 def _print(figures: dict[str, Any], advice: list[str], machine: str, context: int, users: int, *, runs: bool) -> None:

@@ -98,13 +98,14 @@ class CUDADevice:
         )
 
     def choose_weights(self, quantization: str, dtype: str) -> WeightChoice:
-        one_of("quantization", quantization, ("auto", "none", "packed"))
+        one_of("quantization", quantization, ("auto", "none", "packed", "int4", "fp8"))
         one_of("dtype", dtype, ("auto", "bfloat16", "float32"))
         if quantization == "packed":
             raise ConfigError("quantization 'packed' is for the CPU: leave it out or use --quantization none")
         if dtype == "float32":
             raise ConfigError("dtype 'float32' is for the CPU: the GPU's kernels compute in bfloat16")
-        return WeightChoice(quantization="none", dtype="bfloat16", why="what the GPU's kernels compute in")
+        chosen = "none" if quantization == "auto" else quantization
+        return WeightChoice(quantization=chosen, dtype="bfloat16", why="what the GPU's kernels compute in")
 
     def begin(self) -> None:
         if self._compiler is None and CONTROL_DEVICE.exists():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,10 @@ from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.kernels.embed.triton import embed
 from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
 from firsttoken.kernels.linear.small import Norm, Workspace, small_linear
+from firsttoken.kernels.packed_linear.config import PackedConfig, default_config
+from firsttoken.kernels.packed_linear.layout import PackedWeight
+from firsttoken.kernels.packed_linear.many import many_rows
+from firsttoken.kernels.packed_linear.small import packed_linear
 from firsttoken.kernels.paged_attention import AttentionParams
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.kernels.rms_norm.triton import add_rms_norm
@@ -25,10 +30,10 @@ from firsttoken.models.step_view import Logits, StepView
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Projection:
-    """``weight`` bf16 ``[N, K]``, ``bias`` ``[N]`` bf16, and what follows the product where rows are few."""
+    """``weight`` bf16 ``[N, K]`` or packed, ``bias`` ``[N]`` bf16, and what follows the product where rows are few."""
 
     kind: OpKind
-    weight: Tensor
+    weight: Tensor | PackedWeight
     bias: Tensor | None = None
 
     @property
@@ -62,6 +67,7 @@ class _Stream:
     squares: Tensor  # float32 [M, P]: partial sums of squares of hidden
 
 
+AnyConfig = LinearConfig | PackedConfig
 ChooseLinear = Callable[[OpKind, int, int, int], LinearConfig]
 """The config of a product of some kind over weights ``[n, k]`` with some rows."""
 
@@ -96,11 +102,14 @@ class FusedDecoder:
         self.tile_rows = attention.tile_rows
         self._choose_linear = choose_linear
         self._workspace = self._make_workspace()
+        self._scratch = self._make_scratch()
 
     @property
     def nbytes(self) -> int:
         layers = sum(projection.nbytes for layer in self.layers for projection in layer.projections)
-        head = 0 if self.head.weight.data_ptr() == self.embedding.data_ptr() else self.head.nbytes
+        weight = self.head.weight
+        tied = isinstance(weight, Tensor) and weight.data_ptr() == self.embedding.data_ptr()
+        head = 0 if tied else self.head.nbytes
         return self.embedding.nbytes + layers + head
 
     def forward(self, step: StepView) -> Logits | None:
@@ -186,12 +195,11 @@ class FusedDecoder:
         config = self._config(projection, x.shape[0])
         for begin in range(0, x.shape[0], MAX_ROWS):
             piece = slice(begin, begin + MAX_ROWS)
-            small_linear(
+            self._small(
+                projection,
                 x[piece],
-                projection.weight,
                 out[piece],
-                config=config,
-                workspace=self._workspace,
+                config,
                 pdl=pdl,
                 bias=projection.bias,
                 norm=None if norm is None else norm._replace(squares=norm.squares[piece]),
@@ -203,12 +211,24 @@ class FusedDecoder:
                 best=None if best is None else (best[0][piece], best[1][piece]),
             )
 
+    def _small(self, projection: Projection, x: Tensor, out: Tensor, config: AnyConfig, **options: Any) -> None:
+        weight = projection.weight
+        if isinstance(weight, PackedWeight):
+            assert isinstance(config, PackedConfig)
+            packed_linear(x, weight, out, config=config, workspace=self._workspace, **options)
+        else:
+            assert isinstance(config, LinearConfig)
+            small_linear(x, weight, out, config=config, workspace=self._workspace, **options)
+
     def _norm(self, stream: _Stream) -> Norm:
         return Norm(stream.squares, self.config.rms_norm_eps, self.config.hidden_size)
 
-    def _config(self, projection: Projection, rows: int) -> LinearConfig:
+    def _config(self, projection: Projection, rows: int) -> AnyConfig:
         n, k = projection.weight.shape
-        return self._choose_linear(projection.kind, n, k, MAX_ROWS if self.deterministic else min(rows, MAX_ROWS))
+        rows = MAX_ROWS if self.deterministic else min(rows, MAX_ROWS)
+        if isinstance(projection.weight, PackedWeight):
+            return default_config(n, k, rows, projection.weight.format)
+        return self._choose_linear(projection.kind, n, k, rows)
 
     # ------------------------------------------------------------------ more rows
 
@@ -219,9 +239,9 @@ class FusedDecoder:
         normed = self._new(*hidden.shape)
         add_rms_norm(hidden, None, self.layers[0].attention_gain, eps, normed)
         for layer, following in zip(self.layers[:-1], self.layers[1:], strict=True):
-            heads = self.attention.attend(step, layer.attention, _product(normed, layer.qkv))
+            heads = self.attention.attend(step, layer.attention, self._product(normed, layer.qkv))
             self._finish_many(layer, hidden, heads, normed, following.attention_gain)
-        heads = self.attention.attend(step, last.attention, _product(normed, last.qkv))
+        heads = self.attention.attend(step, last.attention, self._product(normed, last.qkv))
         if step.sample_rows.shape[0] == 0:
             return None
         if not step.identity:
@@ -229,29 +249,56 @@ class FusedDecoder:
             hidden, heads = hidden.index_select(0, picked), heads.index_select(0, picked)
             normed = self._new(*hidden.shape)
         self._finish_many(last, hidden, heads, normed, self.final_gain)
-        if len(normed) <= MAX_ROWS:
+        weight = self.head.weight
+        if len(normed) <= MAX_ROWS or isinstance(weight, PackedWeight):
             return self._head_few(normed, None, pdl=False)
-        return Logits(self._head_many(normed), None)
+        return Logits(self._head_many(normed, weight), None)
 
     def _finish_many(self, layer: FusedLayer, hidden: Tensor, heads: Tensor, normed: Tensor, gain: Tensor) -> None:
         """Add the output projection and the MLP to ``hidden``; ``normed`` becomes its norm with ``gain``."""
         eps = self.config.rms_norm_eps
-        _add_product(hidden, heads, layer.output)
+        self._add_product(hidden, heads, layer.output)
         add_rms_norm(hidden, None, layer.mlp_gain, eps, normed)
-        gate_up = _product(normed, layer.gate_up)
+        gate_up = self._product(normed, layer.gate_up)
         gated = self._new(len(normed), gate_up.shape[1] // 2)
         silu_mul(gate_up, gated)
-        _add_product(hidden, gated, layer.down)
+        self._add_product(hidden, gated, layer.down)
         add_rms_norm(hidden, None, gain, eps, normed)
 
-    def _head_many(self, normed: Tensor) -> Tensor:
-        weight = self.head.weight
+    def _head_many(self, normed: Tensor, weight: Tensor) -> Tensor:
         if normed.is_meta:
             return self._floats(len(normed), len(weight))
         # Float32 results of a bfloat16 product are CUDA's alone; elsewhere a product in float32 is right, if slow.
         if normed.is_cuda:
             return torch.mm(normed, weight.t(), out_dtype=torch.float32)
         return torch.mm(normed.float(), weight.t().float())
+
+    def _product(self, x: Tensor, projection: Projection) -> Tensor:
+        """``x [M, K] -> [M, N]`` by the vendor's library."""
+        weight = projection.weight
+        if isinstance(weight, PackedWeight):
+            out = many_rows(x, weight, self._scratch)
+            return out if projection.bias is None or x.is_meta else out.add_(projection.bias)
+        if x.is_meta:
+            return x.new_empty((x.shape[0], weight.shape[0]))
+        if projection.bias is None:
+            return torch.mm(x, weight.t())
+        return torch.addmm(projection.bias, x, weight.t())
+
+    def _add_product(self, hidden: Tensor, x: Tensor, projection: Projection) -> None:
+        """``hidden += product``, in full precision by the product's own last step: a kernel of its own would move twice
+        as much memory."""
+        weight = projection.weight
+        if isinstance(weight, PackedWeight):
+            product = self._product(x, projection)
+            if not x.is_meta:
+                hidden.add_(product)
+            return
+        if x.is_meta:
+            return
+        hidden.addmm_(x, weight.t())
+        if projection.bias is not None:
+            hidden.add_(projection.bias)
 
     # ------------------------------------------------------------------ memory
 
@@ -273,20 +320,8 @@ class FusedDecoder:
                 floats, tiles = max(floats, config.workspace_floats(n)), max(tiles, config.tiles(n))
         return Workspace.allocate(floats, tiles, self.embedding.device)
 
-
-def _product(x: Tensor, projection: Projection) -> Tensor:
-    """``x [M, K] -> [M, N]`` by the vendor's library."""
-    if x.is_meta:
-        return x.new_empty((x.shape[0], projection.weight.shape[0]))
-    if projection.bias is None:
-        return torch.mm(x, projection.weight.t())
-    return torch.addmm(projection.bias, x, projection.weight.t())
-
-
-def _add_product(hidden: Tensor, x: Tensor, projection: Projection) -> None:
-    """``hidden += product``, by the product's own last step: a kernel of its own would move twice as much memory."""
-    if x.is_meta:
-        return
-    hidden.addmm_(x, projection.weight.t())
-    if projection.bias is not None:
-        hidden.add_(projection.bias)
+    def _make_scratch(self) -> Tensor | None:
+        """Where int4 weights are FP8 for a product of many rows: one for all, which follow each other."""
+        weights = [p.weight for p in self.layers[0].projections]
+        sizes = [w.n * w.k for w in weights if isinstance(w, PackedWeight) and w.format == "int4"]
+        return torch.empty(max(sizes), dtype=torch.uint8, device=self.embedding.device) if sizes else None

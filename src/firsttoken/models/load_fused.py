@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.model_config import ModelConfig
+from firsttoken.core.errors import ConfigError
 from firsttoken.kernels.linear.config import OpKind
+from firsttoken.kernels.packed_linear.layout import PackedFormat, PackedWeight
 from firsttoken.kernels.paged_attention import AttentionParams, AttentionSpec, KVPool
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.kernels.paged_attention.params import QKNorm
@@ -21,18 +24,21 @@ from firsttoken.models.load import model_weights
 from firsttoken.models.tensors import EMBEDDING, FINAL_NORM, HEAD, expected_tensors
 from firsttoken.models.upload import UploadedWeights, Uploader
 from firsttoken.models.weights import OutlineWeights
+from firsttoken.quantization.on_load import quantized
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What work space is made for: positions of a request, decode rows of a step, multiprocessors of the device; how
-    configs of products are chosen there; and whether a row's bits may depend on other rows."""
+    configs of products are chosen there; whether a row's bits may depend on other rows; and what weights are rounded to
+    (none, int4 or fp8)."""
 
     max_position: int
     max_rows: int
     sms: int
     choose_linear: ChooseLinear
     deterministic: bool = False
+    quantization: str = "none"
 
 
 @torch.inference_mode()
@@ -70,53 +76,76 @@ def _build(config: ModelConfig, weights: DeviceWeights, pool: KVPool, limits: Li
     specs = attention_specs(config, str(weights.device))
     embedding = weights.matrix(EMBEDDING)
     head = embedding if config.tie_word_embeddings else weights.matrix(HEAD)
+    pack = Packer(limits.quantization)
     return FusedDecoder(
         config=config,
         embedding=embedding,
         layers=[
-            _layer(config, weights, spec_of_layer(config, specs, index), index) for index in range(config.num_layers)
+            _layer(config, weights, pack, spec_of_layer(config, specs, index), index)
+            for index in range(config.num_layers)
         ],
         final_gain=weights.vector(FINAL_NORM),
-        head=Projection("head", head),
+        # Four bits cost more in the head than anywhere else.
+        head=Projection("head", pack.head(head)),
         attention=GPUAttention(pool, config.num_heads, limits.max_position, limits.max_rows, limits.sms),
         choose_linear=limits.choose_linear,
         deterministic=limits.deterministic,
     )
 
 
-def _layer(config: ModelConfig, weights: DeviceWeights, spec: AttentionSpec, index: int) -> FusedLayer:
+class Packer:
+    """Rounds weights as they come, so that those in full are never all there."""
+
+    def __init__(self, quantization: str) -> None:
+        self._format: PackedFormat | None = None if quantization == "none" else cast(PackedFormat, quantization)
+
+    def __call__(self, weight: Tensor, name: str) -> Tensor | PackedWeight:
+        """Raises `ConfigError` for a size that the kernels do not take."""
+        if self._format is None:
+            return weight
+        if len(weight) % 16:  # the vendor's library wants it so
+            raise ConfigError(f"{name} has {len(weight)} rows, no multiple of 16: use --quantization none")
+        return quantized(weight, self._format, name)
+
+    def head(self, weight: Tensor) -> Tensor | PackedWeight:
+        return weight if self._format is None else quantized(weight, "fp8", HEAD)
+
+
+def _layer(config: ModelConfig, weights: DeviceWeights, pack: Packer, spec: AttentionSpec, index: int) -> FusedLayer:
     prefix = f"model.layers.{index}."
     return FusedLayer(
         attention=AttentionParams(
             index, spec, _qk_norm(config, weights, prefix) if config.qk_norm else None, config.window(index)
         ),
         attention_gain=weights.vector(f"{prefix}input_layernorm.weight"),
-        qkv=_qkv(config, weights, f"{prefix}self_attn."),
-        output=_projection(weights, "residual", f"{prefix}self_attn.o_proj", config.output_bias),
+        qkv=_qkv(config, weights, pack, f"{prefix}self_attn."),
+        output=_projection(weights, pack, "residual", f"{prefix}self_attn.o_proj", config.output_bias),
         mlp_gain=weights.vector(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=_gate_up(config, weights, f"{prefix}mlp."),
-        down=_projection(weights, "residual", f"{prefix}mlp.down_proj", config.mlp_bias),
+        gate_up=_gate_up(config, weights, pack, f"{prefix}mlp."),
+        down=_projection(weights, pack, "residual", f"{prefix}mlp.down_proj", config.mlp_bias),
     )
 
 
-def _projection(weights: DeviceWeights, kind: OpKind, name: str, has_bias: bool) -> Projection:
+def _projection(weights: DeviceWeights, pack: Packer, kind: OpKind, name: str, has_bias: bool) -> Projection:
     bias = _bias(weights.vector(f"{name}.bias")) if has_bias else None
-    return Projection(kind, weights.matrix(f"{name}.weight"), bias)
+    return Projection(kind, pack(weights.matrix(f"{name}.weight"), name), bias)
 
 
-def _qkv(config: ModelConfig, weights: DeviceWeights, prefix: str) -> Projection:
+def _qkv(config: ModelConfig, weights: DeviceWeights, pack: Packer, prefix: str) -> Projection:
     names = [f"{prefix}{name}_proj" for name in "qkv"]
     heads = (config.num_heads, config.num_kv_heads, 0)
     bias = None
     if config.attention_bias:
         bias = _bias(weights.vectors([f"{name}.bias" for name in names], heads))
-    return Projection("plain", weights.stacked([f"{name}.weight" for name in names], heads), bias)
+    stacked = weights.stacked([f"{name}.weight" for name in names], heads)
+    return Projection("plain", pack(stacked, f"{prefix}qkv"), bias)
 
 
-def _gate_up(config: ModelConfig, weights: DeviceWeights, prefix: str) -> Projection:
+def _gate_up(config: ModelConfig, weights: DeviceWeights, pack: Packer, prefix: str) -> Projection:
     gate, up = f"{prefix}gate_proj", f"{prefix}up_proj"
     bias = _bias(weights.interleaved_vectors(f"{gate}.bias", f"{up}.bias")) if config.mlp_bias else None
-    return Projection("gated", weights.interleaved(f"{gate}.weight", f"{up}.weight"), bias)
+    both = weights.interleaved(f"{gate}.weight", f"{up}.weight")
+    return Projection("gated", pack(both, f"{prefix}gate_up"), bias)
 
 
 def _qk_norm(config: ModelConfig, weights: DeviceWeights, prefix: str) -> QKNorm:

@@ -18,12 +18,17 @@ def load_step_model(checkpoint: Checkpoint, pool: KVPool, device: torch.device, 
     """Fused where the family's layers are what the fused kernels compute, else block by block.
 
     Raises `CheckpointError` for an unknown architecture and for tensors that do not fit the config, `ConfigError` when
-    the family cannot be deterministic.
+    the family cannot be deterministic or its weights not be rounded.
     """
     architecture = checkpoint.config.architecture
     fused = family_of(architecture).fused
     if limits.deterministic and not fused:
         raise ConfigError(f"deterministic is not supported for {architecture}: its products depend on the batch's size")
+    if limits.quantization != "none" and not fused:
+        raise ConfigError(
+            f"quantization {limits.quantization!r} is not supported for {architecture} on this device: use "
+            "--quantization none"
+        )
     return (load_fused if fused else load_composed)(checkpoint, pool, device, limits)
 
 

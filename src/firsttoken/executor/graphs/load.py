@@ -70,7 +70,9 @@ def limits(config: ExecutorConfig, gpu: str, sms: int, choose: ChooseLinear | No
     def stored(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
         return linear_config(kind, n, k, rows, gpu)
 
-    return Limits(config.max_model_len, config.max_num_seqs, sms, choose or stored, config.deterministic)
+    return Limits(
+        config.max_model_len, config.max_num_seqs, sms, choose or stored, config.deterministic, config.quantization
+    )
 
 
 def _limits(config: ExecutorConfig, device: torch.device, choose: ChooseLinear | None) -> Limits:

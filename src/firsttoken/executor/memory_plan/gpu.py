@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
-from firsttoken.executor.memory_plan.weights import FUSED, WeightPlan
+from firsttoken.executor.memory_plan.weights import FUSED, ROUNDED_BITS, WeightPlan
 from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
+from firsttoken.kernels.packed_linear.config import default_config
 from firsttoken.kernels.tuning import linear_config
 
 # Steps of more tokens get no graph (`executor.graphs.captures.LARGEST_LEARNED`, which a test compares).
@@ -59,7 +60,7 @@ def plan_gpu_work(
     """For the GPU that its driver calls ``gpu``; ``largest_step`` is the most tokens of prompts that a step will have,
     at most ``config.max_step_tokens``."""
     table = ShapeTable(config.max_num_seqs, config.max_step_tokens, tile_rows(model.head_dim))
-    steps = StepSizes(model, gpu)
+    steps = StepSizes(model, gpu, config.quantization)
     most = table.shape(0, [min(largest_step, table.sizes.chunks[-1])], 1)
     # Two parts of a projection, their copy, and the projection: all but the last are free again.
     loading = (3 if model.architecture in FUSED else 2) * weights.largest
@@ -80,9 +81,10 @@ def tile_rows(head_dim: int) -> int:
 class StepSizes:
     """Bytes of a step's tensors, for a model on a GPU."""
 
-    def __init__(self, model: ModelConfig, gpu: str) -> None:
+    def __init__(self, model: ModelConfig, gpu: str, quantization: str = "none") -> None:
         self._model = model
         self._gpu = gpu
+        self._rounded = quantization if quantization in ROUNDED_BITS else None
         self._widths = _Widths.of(model)
         self._fused = model.architecture in FUSED
 
@@ -113,11 +115,13 @@ class StepSizes:
         picked = 2 * shape.samples * (2 * w.hidden + w.query)
         end = picked + max(6 * shape.samples * w.inner, self._head(shape))
         # The rows of all tokens are held by nobody once those that sample are picked, but for the heads'.
-        return max(stream + 2 * rows * max(attend, mlp), end)
+        # A product of FP8 takes its rows in FP8, and is added to the residual by itself.
+        rounded = rows * (w.inner + 2 * w.hidden) if self._rounded else 0
+        return max(stream + rounded + 2 * rows * max(attend, mlp), end)
 
     def _head(self, shape: StepShape) -> int:
         """Logits, and the best of each tile where the small product makes them."""
-        if shape.samples > MAX_ROWS:
+        if shape.samples > MAX_ROWS and not self._rounded:
             return self.logits(shape)
         tiles = self._tiles("head", self._model.vocab_size, self._widths.hidden, shape.samples) if shape.samples else 0
         return self.logits(shape) + 8 * shape.samples * tiles
@@ -130,6 +134,9 @@ class StepSizes:
         return rows * layer + 3 * self.logits(shape)
 
     def _tiles(self, kind: OpKind, n: int, k: int, rows: int) -> int:
+        if self._rounded:
+            format = "fp8" if kind == "head" else self._rounded
+            return default_config(n, k, min(rows, MAX_ROWS), format).tiles(n)
         return linear_config(kind, n, k, min(rows, MAX_ROWS), self._gpu).tiles(n)
 
 

@@ -14,6 +14,8 @@ from firsttoken.checkpoint.checkpoint import Checkpoint, TensorInfo
 # Whose layers the GPU's fused kernels compute (`models.registry.Family.fused`, which a test compares).
 FUSED = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+# What GPUs round weights to while they are loaded.
+ROUNDED_BITS = {"int4": 4, "fp8": 8}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
@@ -65,11 +67,16 @@ def plan_weights(checkpoint: Checkpoint, device: str, dtype: str, quantization: 
     joined = _join(matrices)
     element = ELEMENT_BYTES[dtype]
     layers = sum(_linear_bytes(matrix, element, quantization) for matrix in joined)
+    largest = element * max(matrix.elements for matrix in joined)
+    if quantization in ROUNDED_BITS:
+        last = head or embedding
+        ends = element * embedding.elements + _rounded_bytes(last, "fp8")
+        scratch = max(matrix.elements for matrix in joined) if quantization == "int4" else 0
+        return WeightPlan(4 * vectors + ends + layers + scratch, layers, max(largest, last.elements), 0, 0)
     if device != "cpu" and config.architecture in FUSED:
         ends = element * (embedding.elements + (0 if head is None else head.elements))
     else:
         ends = _ends(embedding, head, element, quantization)
-    largest = element * max(matrix.elements for matrix in joined)
     mapped = 0 if random or device != "cpu" else sum(info.nbytes for info in infos.values())
     # Float tensors of a file are views of it; what is drawn takes memory of its own.
     source = element * embedding.elements if random and device == "cpu" else 0
@@ -97,11 +104,26 @@ def _table_bytes(matrix: _Matrix, element: int) -> int:
 
 
 def _linear_bytes(matrix: _Matrix, element: int, quantization: str) -> int:
-    """In full; beside it, where weights are packed and it fits the 4-bit product, half a byte an element with a scale
-    and a zero (bfloat16) for each group."""
+    """Rounded; else in full, and beside it, where weights are packed and it fits the 4-bit product, half a byte an
+    element with a scale and a zero (bfloat16) for each group."""
+    if quantization in ROUNDED_BITS:
+        return _rounded_bytes(matrix, quantization)
     packs = matrix.type in _FOUR_BIT and matrix.rows % 16 == 0 and matrix.columns % _GROUP == 0
     packed = matrix.elements // 2 + matrix.elements // _GROUP * 4 if quantization == "packed" and packs else 0
     return matrix.elements * element + packed
+
+
+def _rounded_bytes(matrix: _Matrix, quantization: str) -> int:
+    """Values, and their scales: bfloat16 for each group of int4, and float32 for each row."""
+    scales = 4 * matrix.rows
+    if quantization == "int4":
+        scales += 2 * matrix.elements // int4_group(matrix.columns)
+    return matrix.elements * ROUNDED_BITS[quantization] // 8 + scales
+
+
+def int4_group(columns: int) -> int:
+    """The columns that share a scale (`quantization.on_load.quantized`, which a test compares)."""
+    return next((size for size in (128, 64) if columns % size == 0), _GROUP)
 
 
 def _join(matrices: Mapping[str, _Matrix]) -> list[_Matrix]:

@@ -79,15 +79,15 @@ def small_linear(
     (m, k), n = x.shape, weight.shape[0]
     _check_rows(config, m)
     config.check(kind, n, k)
-    _expect("weight", weight, (n, k), torch.bfloat16)
-    _expect("x", x, (m, k), torch.bfloat16)
-    _expect("out", out, (m, n // 2 if gated else n), torch.float32 if kind == "head" else torch.bfloat16)
-    _check_epilogue(kind, m, n, config.tiles(n), bias, residual, next_gain, scaled_out, ssq_out, best)
+    expect("weight", weight, (n, k), torch.bfloat16)
+    expect("x", x, (m, k), torch.bfloat16)
+    expect("out", out, (m, n // 2 if gated else n), torch.float32 if kind == "head" else torch.bfloat16)
+    check_epilogue(kind, m, n, config.tiles(n), bias, residual, next_gain, scaled_out, ssq_out, best)
     squares, eps, inverse_width, parts = None, None, None, 1
     if norm is not None:
         squares, eps, inverse_width = norm.squares, norm.eps, 1.0 / norm.width
         parts = squares.shape[1]
-        _expect("norm.squares", squares, (m, parts), torch.float32)
+        expect("norm.squares", squares, (m, parts), torch.float32)
     values, indices = best if best is not None else (None, None)
     tensors = (x, weight, out, residual, bias, next_gain, squares, scaled_out, ssq_out, values, indices)
     sizes = {"N": n, "K": k, "P": parts, "PP": 1 << (parts - 1).bit_length()}
@@ -125,7 +125,7 @@ def _parts(config: LinearConfig, workspace: Workspace | None, n: int) -> tuple[T
     return workspace.partial, workspace.arrived
 
 
-def _check_epilogue(
+def check_epilogue(
     kind: OpKind,
     m: int,
     n: int,
@@ -137,14 +137,14 @@ def _check_epilogue(
     ssq_out: Tensor | None,
     best: tuple[Tensor, Tensor] | None,
 ) -> None:
-    _expect("bias", bias, (n,))
-    _expect("residual", residual, (m, n), torch.bfloat16)
-    _expect("next_gain", next_gain, (n,))
-    _expect("scaled_out", scaled_out, (m, n), torch.bfloat16)
-    _expect("ssq_out", ssq_out, (m, tiles), torch.float32)
+    expect("bias", bias, (n,))
+    expect("residual", residual, (m, n), torch.bfloat16)
+    expect("next_gain", next_gain, (n,))
+    expect("scaled_out", scaled_out, (m, n), torch.bfloat16)
+    expect("ssq_out", ssq_out, (m, tiles), torch.float32)
     if best is not None:
-        _expect("best values", best[0], (m, tiles), torch.float32)
-        _expect("best indices", best[1], (m, tiles), torch.int32)
+        expect("best values", best[0], (m, tiles), torch.float32)
+        expect("best indices", best[1], (m, tiles), torch.int32)
     if kind in ("gated", "head") and residual is not None:
         raise ValueError(f"a {kind} product takes no residual")
     if kind == "gated" and best is not None:
@@ -155,7 +155,7 @@ def _check_epilogue(
         raise ValueError("next_gain belongs to a product with a residual")
 
 
-def _expect(name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+def expect(name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
     if tensor is None:
         return
     if tuple(tensor.shape) != shape or not tensor.is_contiguous():

@@ -16,8 +16,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # Partial sums of squares, and elements of the residual, that a program keeps in registers during its loop.
-_SQUARES = tl.constexpr(4096)
-_RESIDUAL = tl.constexpr(4096)
+MOST_SQUARES = tl.constexpr(4096)
+MOST_RESIDUAL = tl.constexpr(4096)
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def _load_columns(x, k, columns, K: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def _load_vector(vector, columns, N: tl.constexpr, BN: tl.constexpr):
+def load_vector(vector, columns, N: tl.constexpr, BN: tl.constexpr):
     """A float32 column of ``vector [N]``, or 0 where there is none."""
     if vector is None:
         return 0.0
@@ -76,7 +76,7 @@ def _load_vector(vector, columns, N: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def _load_matrix(matrix, rows, columns, M, N: tl.constexpr):
+def load_matrix(matrix, rows, columns, M, N: tl.constexpr):
     """``matrix[rows, columns]`` as ``[columns, rows]``, or 0 where there is none."""
     if matrix is None:
         return 0.0
@@ -86,12 +86,12 @@ def _load_matrix(matrix, rows, columns, M, N: tl.constexpr):
 
 
 @triton.jit
-def _load_squares(squares, rows, M, P: tl.constexpr, PP: tl.constexpr):
+def load_squares(squares, rows, M, P: tl.constexpr, PP: tl.constexpr):
     """The partial sums of squares ``[rows, WIDE]``, zero beyond P and M, or 0 where there are none.
 
     Where ``[rows, PP]`` would be too much for the registers, parts WIDE apart are added already.
     """
-    WIDE: tl.constexpr = PP if PP * rows.shape[0] <= _SQUARES else _SQUARES // rows.shape[0]
+    WIDE: tl.constexpr = PP if PP * rows.shape[0] <= MOST_SQUARES else MOST_SQUARES // rows.shape[0]
     if squares is None:
         return 0.0
     else:
@@ -105,7 +105,7 @@ def _load_squares(squares, rows, M, P: tl.constexpr, PP: tl.constexpr):
 
 
 @triton.jit
-def _finish(
+def finish(
     acc, out, residual, bias, gain, squares, scaled, squares_out, best_value, best_index, eps, inverse_width, M,
     N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
@@ -154,16 +154,16 @@ def fma_linear(
     inner = tl.arange(0, BK)
     row = tl.arange(0, 1)
     weights = _weight_rows(w, first, columns, inner, N, K, BN)
-    bias_tile = _load_vector(bias, columns, N, BN)
-    gain_tile = _load_vector(gain, columns, N, BN)
+    bias_tile = load_vector(bias, columns, N, BN)
+    gain_tile = load_vector(gain, columns, N, BN)
     acc = tl.zeros([BN, BK], tl.float32)
     if STAGES == 0:
         present = _load_weights(weights, 0, inner, K, BK)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    squares = _load_squares(squares_in, row, 1, P, PP)
-    residual_tile = _load_matrix(residual, row, columns, 1, N)
+    squares = load_squares(squares_in, row, 1, P, PP)
+    residual_tile = load_matrix(residual, row, columns, 1, N)
     if STAGES == 0:
         for k in range(BK, LAST + 1, BK):
             following = _load_weights(weights, k, inner, K, BK)
@@ -175,7 +175,7 @@ def fma_linear(
         for k in tl.range(0, K, BK, num_stages=STAGES):
             present = _load_weights(weights, k, inner, K, BK)
             acc += present.to(tl.float32) * _load_columns(x, k, inner, K, BK).to(tl.float32)[None, :]
-    _finish(
+    finish(
         tl.sum(acc, 1)[:, None], out, residual_tile, bias_tile, gain_tile, squares, scaled, squares_out,
         best_value, best_index, eps, inverse_width, 1, N, BN, 1, KIND,
     )  # fmt: skip
@@ -214,8 +214,8 @@ def dot_linear(
     """
     SPAN: tl.constexpr = ((K - 1) // BK // SPLIT + 1) * BK
     # Many rows' sums fill the registers: what only the last program's epilogue needs is then read at the end.
-    EARLY_SQUARES: tl.constexpr = PP * BM <= _SQUARES
-    EARLY_RESIDUAL: tl.constexpr = BN * BM <= _RESIDUAL
+    EARLY_SQUARES: tl.constexpr = PP * BM <= MOST_SQUARES
+    EARLY_RESIDUAL: tl.constexpr = BN * BM <= MOST_RESIDUAL
     # Few rows multiply the prefetched weights first. With many, reading x for that would hold the copies up.
     FIRST: tl.constexpr = PREFETCH and BM <= 16
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -224,8 +224,8 @@ def dot_linear(
     inner = tl.arange(0, BK)
     rows = tl.arange(0, BM)
     weights = _weight_rows(w, first, columns, inner, N, K, BN)
-    bias_tile = _load_vector(bias, columns, N, BN)
-    gain_tile = _load_vector(gain, columns, N, BN)
+    bias_tile = load_vector(bias, columns, N, BN)
+    gain_tile = load_vector(gain, columns, N, BN)
     acc = tl.zeros([BN, BM], tl.float32)
     begin = part * SPAN
     if PREFETCH:
@@ -234,9 +234,9 @@ def dot_linear(
         gdc_launch_dependents()
         gdc_wait()
     if EARLY_SQUARES:
-        squares = _load_squares(squares_in, rows, M, P, PP)
+        squares = load_squares(squares_in, rows, M, P, PP)
     if EARLY_RESIDUAL:
-        residual_tile = _load_matrix(residual, rows, columns, M, N)
+        residual_tile = load_matrix(residual, rows, columns, M, N)
     start = begin + BK if PREFETCH else begin
     if FIRST:
         acc = _dot(present, _load_x(x, begin, rows, inner, M, K, BK), acc, UPCAST)
@@ -260,10 +260,10 @@ def dot_linear(
                 acc += tl.load(place + s * (BN * BM), cache_modifier=".cg")
     if last:
         if not EARLY_SQUARES:
-            squares = _load_squares(squares_in, rows, M, P, PP)
+            squares = load_squares(squares_in, rows, M, P, PP)
         if not EARLY_RESIDUAL:
-            residual_tile = _load_matrix(residual, rows, columns, M, N)
-        _finish(
+            residual_tile = load_matrix(residual, rows, columns, M, N)
+        finish(
             acc, out, residual_tile, bias_tile, gain_tile, squares, scaled, squares_out, best_value, best_index,
             eps, inverse_width, M, N, BN, BM, KIND,
         )  # fmt: skip

@@ -1,0 +1,78 @@
+"""Round-to-nearest weights of four or eight bits, made on the device while a model is loaded; needs no data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.kernels.packed_linear.layout import (
+    FP8_MAX,
+    GROUPS,
+    PackedFormat,
+    PackedWeight,
+    empty_packed,
+    pack_fp8,
+    pack_int4,
+)
+
+# What an outlier may lose of its size so that the others are rounded finer; the best is taken, group by group.
+_SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
+_ELEMENTS_AT_ONCE = 1 << 22
+
+
+def quantized(weight: Tensor, format: PackedFormat, name: str) -> PackedWeight:
+    """``weight`` ``[N, K]`` in the format. Raises `ConfigError` with ``name`` where its columns do not fit groups."""
+    n, k = weight.shape
+    group = next((size for size in reversed(GROUPS) if k % size == 0), 0)
+    if group == 0:
+        raise ConfigError(
+            f"{name} is {n} x {k}: {format} weights need columns in groups of {GROUPS[0]}; use --quantization none"
+        )
+    if weight.is_meta:
+        return empty_packed(format, n, k, group if format == "int4" else 0, weight.device)
+    return _int4(weight, group) if format == "int4" else _fp8(weight)
+
+
+def _int4(weight: Tensor, group: int) -> PackedWeight:
+    n, k = weight.shape
+    values = torch.empty((n, k), dtype=torch.int8, device=weight.device)
+    scales = torch.empty((n, k // group), dtype=torch.bfloat16, device=weight.device)
+    for rows in _slabs(n, k):
+        chosen, scale = round_groups(weight[rows].float().view(-1, k // group, group))
+        values[rows], scales[rows] = chosen.view(-1, k).to(torch.int8), scale
+    return pack_int4(values, scales)
+
+
+def _slabs(n: int, k: int) -> Iterator[slice]:
+    """Rows of few elements, as each takes several float32 on the way."""
+    step = max(_ELEMENTS_AT_ONCE // k, 1)
+    for first in range(0, n, step):
+        yield slice(first, min(first + step, n))
+
+
+def round_groups(w: Tensor) -> tuple[Tensor, Tensor]:
+    """``w`` float32 ``[N, groups, group]`` -> values -8 to 7 and bf16 scales ``[N, groups]`` of least squared error
+    among those that shrink the largest."""
+    largest = w.abs().amax(-1, keepdim=True)
+    best = torch.full_like(largest, float("inf"))
+    values, scales = torch.zeros_like(w), torch.zeros_like(largest)
+    for shrink in _SHRINK:
+        scale = (largest * (shrink / 7)).bfloat16().float()
+        rounded = (w / scale.clamp_min(1e-30)).round_().clamp_(-8, 7)
+        error = (rounded * scale - w).square_().sum(-1, keepdim=True)
+        better = error < best
+        best = torch.where(better, error, best)
+        values = torch.where(better, rounded, values)
+        scales = torch.where(better, scale, scales)
+    return values, scales.squeeze(-1).bfloat16()
+
+
+def _fp8(weight: Tensor) -> PackedWeight:
+    scales = weight.abs().amax(-1).float().clamp_min(1e-12) / FP8_MAX
+    values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    for rows in _slabs(*weight.shape):
+        values[rows] = (weight[rows].float() / scales[rows, None]).to(torch.float8_e4m3fn)
+    return pack_fp8(values, scales)

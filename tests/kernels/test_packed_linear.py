@@ -1,0 +1,207 @@
+"""Products over packed weights against float64, at odd shapes, with every epilogue; under Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.kernels.linear.reference import best, linear
+from firsttoken.kernels.linear.small import Norm, Workspace
+from firsttoken.kernels.packed_linear.config import PackedConfig, default_config
+from firsttoken.kernels.packed_linear.layout import GROUPS, PackedWeight, empty_packed, pack_fp8, pack_int4, unpack
+from firsttoken.kernels.packed_linear.many import as_fp8, many_rows, quantize_rows
+from firsttoken.kernels.packed_linear.small import packed_linear
+from firsttoken.quantization.on_load import quantized, round_groups
+
+# bfloat16 keeps 8 bits of a result and e4m3 four, cut off where the interpreter converts; weights that are scaled
+# before the product are rounded as well.
+EXACT, ROUNDED, EIGHT_BITS = 2**-7, 2**-6, 2**-3
+
+
+def random_int4(n: int, k: int, group: int, *, scale: float = 0.1) -> PackedWeight:
+    values = torch.randint(-8, 8, (n, k), dtype=torch.int8)
+    return pack_int4(values, (torch.rand(n, k // group) * scale).bfloat16())
+
+
+def random_fp8(n: int, k: int) -> PackedWeight:
+    values = (torch.randn(n, k) * torch.rand(n, 1) * 50).to(torch.float8_e4m3fn)
+    return pack_fp8(values, torch.rand(n) + 0.01)
+
+
+def run(x: torch.Tensor, weight: PackedWeight, config: PackedConfig, out: torch.Tensor, **options: object) -> None:
+    workspace = Workspace.allocate(config.workspace_floats(weight.n), config.tiles(weight.n), torch.device("cpu"))
+    packed_linear(x, weight, out, config=config, workspace=workspace, **options)  # type: ignore[arg-type]
+    assert not workspace.arrived.any()
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    error = (got.double() - expected).abs()
+    assert (error <= tolerance * (expected.abs() + expected.abs().mean())).all(), error.max()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_int4_is_unpacked_as_it_was_packed(group: int) -> None:
+    values = torch.randint(-8, 8, (40, 384), dtype=torch.int8)
+    scales = torch.rand(40, 384 // group).bfloat16()
+    weight = pack_int4(values, scales)
+    assert torch.equal(unpack(weight), values.float() * scales.float().repeat_interleave(group, 1))
+    like = empty_packed("int4", 40, 384, group, torch.device("cpu"))
+    assert (like.words.shape, like.scales.shape) == (weight.words.shape, weight.scales.shape)
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"scales \[16, 3\] do not fit int4 weights \[16, 256\]"):
+        pack_int4(torch.zeros(16, 256, dtype=torch.int8), torch.zeros(16, 3))
+    with pytest.raises(ValueError, match="FP8 weights are contiguous"):
+        pack_fp8(torch.zeros(16, 32), torch.zeros(16))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "group", "config"),
+    [
+        (1, 32, 256, 128, PackedConfig(1, 1)),
+        (3, 24, 288, 32, PackedConfig(2, 1, ahead=2)),
+        (8, 16, 512, 64, PackedConfig(1, 2, warp_tiles=2)),
+        (5, 16, 1024, 128, PackedConfig(1, 2, split_k=2)),
+        (2, 20, 768, 128, PackedConfig(1, 2)),
+        (11, 16, 256, 32, PackedConfig(1, 1, 16)),
+    ],
+)
+def test_int4_product(m: int, n: int, k: int, group: int, config: PackedConfig) -> None:
+    x, weight = torch.randn(m, k).bfloat16(), random_int4(n, k, group)
+    out = torch.empty(m, n, dtype=torch.bfloat16)
+    run(x, weight, config, out)
+    close(out, x.double() @ unpack(weight).double().T, EXACT)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "config"),
+    [
+        (1, 32, 128, PackedConfig(1, 1)),
+        (3, 40, 208, PackedConfig(2, 1, ahead=2)),
+        (9, 16, 256, PackedConfig(1, 2, 16)),
+        (20, 20, 128, PackedConfig(1, 1, 32)),
+    ],
+)
+def test_fp8_product(m: int, n: int, k: int, config: PackedConfig) -> None:
+    x, weight = torch.randn(m, k).bfloat16(), random_fp8(n, k)
+    out = torch.empty(m, n, dtype=torch.bfloat16)
+    run(x, weight, config, out)
+    close(out, x.double() @ unpack(weight).double().T, EXACT)
+
+
+@pytest.mark.parametrize("config", [PackedConfig(1, 1, 32, warp_tiles=2), PackedConfig(1, 1, 64)])
+def test_many_rows_of_x_scale_the_weights_first(config: PackedConfig) -> None:
+    n = config.block_n
+    x, weight = torch.randn(config.block_m - 3, 256).bfloat16(), random_int4(n, 256, 32)
+    out = torch.empty(len(x), n, dtype=torch.bfloat16)
+    run(x, weight, config, out)
+    close(out, x.double() @ unpack(weight).double().T, ROUNDED)
+
+
+def test_zero_and_huge_scales() -> None:
+    values = torch.full((16, 256), 7, dtype=torch.int8)
+    scales = torch.tensor([[0.0, 2.0**100], [2.0**-100, 1.0]]).repeat(8, 1)
+    x = torch.ones(1, 256).bfloat16()
+    out = torch.empty(1, 16, dtype=torch.bfloat16)
+    weight = pack_int4(values, scales)
+    run(x, weight, PackedConfig(1, 1), out)
+    close(out, x.double() @ unpack(weight).double().T, EXACT)
+
+
+@pytest.mark.parametrize("format", ["int4", "fp8"])
+def test_epilogues(format: str) -> None:
+    m, n, k = 3, 32, 256
+    weight = random_int4(n, k, 128) if format == "int4" else random_fp8(n, k)
+    full = unpack(weight)
+    x, config = torch.randn(m, k).bfloat16(), PackedConfig(1, 1)
+    squares, bias = torch.rand(m, 5) + 1, torch.randn(n)
+    norm = (squares, 1e-5, k)
+
+    gated = torch.empty(m, n // 2, dtype=torch.bfloat16)
+    run(x, weight, config, gated, norm=Norm(*norm), gated=True, bias=bias)
+    close(gated, linear(x, full, "gated", norm=norm, bias=bias).out, 2 * EXACT)
+
+    residual, gain = torch.randn(m, n).bfloat16(), torch.rand(n)
+    hidden, scaled, sums = residual.clone(), torch.empty_like(residual), torch.empty(m, config.tiles(n))
+    run(x, weight, config, hidden, residual=hidden, next_gain=gain, scaled_out=scaled, ssq_out=sums)
+    expected = linear(x, full, "residual", residual=residual, next_gain=gain)
+    assert expected.scaled is not None
+    assert expected.squares is not None
+    close(hidden, expected.out, EXACT)
+    close(scaled, expected.scaled, EXACT)
+    close(sums.sum(1), expected.squares, EXACT)
+
+    logits = torch.empty(m, n)
+    tops = torch.empty(m, config.tiles(n)), torch.empty(m, config.tiles(n), dtype=torch.int32)
+    run(x, weight, config, logits, norm=Norm(*norm), best=tops)
+    close(logits, linear(x, full, "head", norm=norm).out, EXACT)
+    value, index = best(logits)
+    winner = tops[0].argmax(1)
+    assert torch.equal(tops[0].max(1).values, value)
+    assert torch.equal(tops[1].gather(1, winner[:, None])[:, 0].long(), index)
+
+
+@pytest.mark.parametrize("format", ["int4", "fp8"])
+def test_many_rows_in_fp8(format: str) -> None:
+    weight = random_int4(40, 288, 32) if format == "int4" else random_fp8(32, 288)
+    x = torch.randn(5, 288).bfloat16()
+    scratch = torch.empty(40 * 288, dtype=torch.uint8)
+    matrix, scales = as_fp8(weight, scratch)
+    full = unpack(weight)
+    # e4m3 keeps three bits behind the first.
+    close(matrix.float() * scales[:, None], full.double(), 0 if format == "fp8" else EIGHT_BITS)
+    rows, row_scales = quantize_rows(x)
+    close(rows.float() * row_scales, x.double(), EIGHT_BITS)
+    product = x.double() @ full.double().T
+    assert ((many_rows(x, weight, scratch).double() - product).norm() / product.norm()) < 0.1
+
+
+def test_int4_without_scratch_is_refused() -> None:
+    with pytest.raises(ValueError, match="need a scratch of 4096 bytes"):
+        as_fp8(random_int4(16, 256, 128), None)
+
+
+def test_divisions_that_do_not_fit_are_refused() -> None:
+    weight, x = random_int4(16, 256, 128), torch.randn(9, 256).bfloat16()
+    out = torch.empty(9, 16, dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match="takes 1 to 8 rows, got 9"):
+        run(x, weight, PackedConfig(1, 1), out)
+    with pytest.raises(ConfigError, match="divides a row of 1 chunks too finely"):
+        run(x, weight, PackedConfig(1, 2, 16), out)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 33, 64])
+@pytest.mark.parametrize("format", ["int4", "fp8"])
+@pytest.mark.parametrize(
+    ("n", "k"), [(48, 32), (6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (576, 1536)]
+)
+def test_default_divisions_fit(rows: int, format: str, n: int, k: int) -> None:
+    config = default_config(n, k, rows, format)
+    config.check(-(-k // (256 if format == "int4" else 128)))
+    assert config.block_m >= rows
+
+
+def test_rounding_shrinks_outliers_where_that_is_better() -> None:
+    group = torch.randn(1, 1, 128)
+    values, scales = round_groups(group)
+    plain = (group.abs().max() / 7).bfloat16().float()
+    error = ((values * scales.float()[..., None] - group) ** 2).sum()
+    assert error <= (((group / plain).round().clamp(-8, 7) * plain - group) ** 2).sum()
+    assert values.min() >= -8
+    assert values.max() <= 7
+
+
+@pytest.mark.parametrize("format", ["int4", "fp8"])
+def test_weights_are_rounded_on_load(format: str) -> None:
+    weight = torch.randn(64, 256).bfloat16()
+    packed = quantized(weight, format, "w")  # type: ignore[arg-type]
+    error = (unpack(packed) - weight.float()).norm() / weight.float().norm()
+    assert error < (0.12 if format == "int4" else 0.03)
+    assert packed.nbytes < weight.nbytes * (0.3 if format == "int4" else 0.52)
+
+
+def test_columns_that_no_group_divides_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"layers\.3\.mlp\.down_proj is 64 x 100"):
+        quantized(torch.zeros(64, 100), "int4", "layers.3.mlp.down_proj")
