@@ -108,7 +108,7 @@ def costs(prompt: int) -> dict[str, float]:
         return 500 * len(requests)
 
     def hashes() -> int:
-        flight._hash(flight._unhashed)
+        flight._hash(flight._unhashed, 0)
         return len(flight._unhashed)
 
     return {"submit_us": least_us(submit), "token_us": least_us(tokens), "hash_us": least_us(hashes)}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import threading
+import time
 from array import array
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from firsttoken.core.service import ClassTargets, KeyRule, Targets
 from firsttoken.core.step_record import StepRecord
 from firsttoken.core.timeline import Mark
 from firsttoken.observability import flight as flight_module
+from firsttoken.observability import flight_file
 from firsttoken.observability.flight import PIECE_TOKENS, FlightRecorder
 from firsttoken.observability.flight_file import KEPT_FILES, Flight, read_flight
 from firsttoken.observability.step_history import StepHistory
@@ -225,6 +228,80 @@ def test_old_files_go_and_others_stay(tmp_path, clock):
     assert (tmp_path / "notes.txt").exists()
 
 
+def test_a_calendar_that_was_set_back_costs_no_recording(tmp_path, clock, monkeypatch):
+    flight = recorder(tmp_path)
+    for _ in range(KEPT_FILES):
+        flight.dump("a test").result(10)
+        threading.Event().wait(0.002)
+    was = time.time_ns()
+    monkeypatch.setattr(flight_file.time, "time_ns", lambda: was - 3600 * NS_PER_S)
+    path = flight.dump("an hour before").result(10)
+    assert read_flight(path).head.reason == "an hour before"
+    assert len(list(tmp_path.glob("flight-*"))) == KEPT_FILES
+
+
+def test_what_a_killed_writer_left_goes(tmp_path, clock):
+    for name, age_s in (("flight-old.part", 2 * flight_file.ABANDONED_S), ("flight-new.part", 0)):
+        (tmp_path / name).write_text("{")
+        os.utime(tmp_path / name, times=(time.time() - age_s,) * 2)
+    path = recorder(tmp_path).dump("a test").result(10)
+    assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "flight-new.part"])
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Files are not written until it is set."""
+    held = threading.Event()
+
+    def write(*args, **kwargs):
+        held.wait(10)
+        return flight_file.write_flight(*args, **kwargs)
+
+    monkeypatch.setattr(flight_module, "write_flight", write)
+    yield held
+    held.set()
+
+
+def test_a_storm_of_signals_writes_two_files_and_a_death_its_own(tmp_path, clock, held):
+    flight = recorder(tmp_path)
+    dumps = [flight.dump("SIGUSR1")]
+    while flight._latest:  # until the first is begun
+        time.sleep(0.001)
+    for number in range(100):
+        flight.submitted([ask(number, [7])])
+        dumps.append(flight.dump("SIGUSR1"))
+        threading.Event().wait(0.0001)
+    flight.died("a test")
+    held.set()
+    flight.close()
+    paths = [path for dump in dumps if (path := dump.result(0)) is not None]
+    assert [len(read_flight(path).requests) for path in paths] == [0, 100]
+    reasons = sorted(read_flight(path).head.reason for path in tmp_path.glob("*.jsonl"))
+    assert reasons == ["SIGUSR1", "SIGUSR1", "engine died: a test"]
+
+
+def test_prompts_do_not_pile_up_behind_a_disk_that_hangs(tmp_path, clock, held, monkeypatch):
+    monkeypatch.setattr(flight_module, "HASH_AT_BYTES", 4000)
+    monkeypatch.setattr(flight_module, "MAX_HASHING_BYTES", 20_000)
+    flight = recorder(tmp_path)
+    flight.dump("a test")
+    for number in range(50):
+        flight.submitted([ask(number, [1] * 1001)])
+    assert flight._hashing_bytes == 4 * 4004
+    held.set()
+    assert [len(one.pieces) for one in written(flight).requests] == [8] * 4 + [0] * 46
+    flight.submitted([ask(50, [1] * 1001)])
+    assert len(written(flight).requests[-1].pieces) == 8
+
+
+def test_nothing_is_written_once_the_server_ends(tmp_path, clock, caplog):
+    flight = recorder(tmp_path)
+    flight.submitted([ask(1, [1])])
+    flight.close()
+    assert flight.dump("SIGUSR1").result(0) is None
+    assert "SIGUSR1, but the server ends" in caplog.text
+
+
 def test_long_collections_are_noted(monkeypatch, tmp_path):
     monkeypatch.setattr(flight_module, "FREEZE_NS", 0)
     flight = recorder(tmp_path)
@@ -284,6 +361,62 @@ def test_what_is_no_recording_is_refused_with_the_reason(good, change, complaint
     assert len(read_flight(good).requests) == 1
     with pytest.raises(ConfigError, match=complaint):
         read_flight(changed(good, change))
+
+
+INFO = {
+    "model": "m",
+    "max_model_len": 512,
+    "vocab_size": 9,
+    "max_num_seqs": 4,
+    "kv_blocks": 400,
+    "block_tokens": 16,
+    "bytes_per_block": 1,
+    "device": "cpu",
+    "dtype": "float32",
+    "quantization": "none",
+    "kv_dtype": "float32",
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_head(written_unix_ns=10**30),
+        *(with_head(info=INFO | {"kv_blocks": blocks}) for blocks in (-1, 0, 10**12, 10**30)),
+        with_head(info=INFO | {"max_num_seqs": 10**12}),
+        with_head(info=INFO | {"max_model_len": 10**12}),
+        with_head(settings={"in_flight": 0}),
+        with_head(settings={"prefill_tokens": 1 << 63}),
+        with_head(settings={"targets": {"p1": {"starts_within": 1e308}}}),
+        lambda lines: [lines[0][:-1] + ',"x":' + "[" * 10**5 + "]" * 10**5 + "}", *lines[1:]],
+        lambda lines: [line.replace('"at_ns":', '"at_ns":-') for line in lines],
+        lambda lines: [line.replace('"at_ns":', '"at_ns":99999999999999') for line in lines],
+        lambda lines: [line.replace('"prompt_tokens":', '"first_ns":-1,"prompt_tokens":') for line in lines],
+        lambda lines: [line.replace('"pieces":[0', '"pieces":[1000000000000') for line in lines],
+        lambda lines: [line.replace('"prompt_tokens":', '"output_tokens":4000000,"prompt_tokens":') for line in lines],
+    ],
+)
+def test_numbers_that_no_recorder_writes_are_refused(good, change):
+    before = good.read_text()
+    changed(good, change)
+    assert good.read_text() != before
+    with pytest.raises(ConfigError, match=r"(damaged|no recording)"):
+        read_flight(good)
+
+
+def test_more_than_a_recorder_keeps_is_refused_before_it_fills_the_memory(good, monkeypatch):
+    lines = good.read_text().splitlines()
+    monkeypatch.setattr(flight_file, "MAX_REQUESTS", 5)
+    with pytest.raises(ConfigError, match=r"line 8: more than 5 requests"):
+        read_flight(changed(good, lambda _: [lines[0], lines[1], *[lines[2]] * 10**5, lines[-1]]))
+
+
+def test_a_file_cut_anywhere_is_refused(good):
+    whole = good.read_bytes()
+    for cut in range(len(whole) - 1):  # without the last line break it is whole
+        good.write_bytes(whole[:cut])
+        with pytest.raises(ConfigError):
+            read_flight(good)
 
 
 def test_an_empty_file_and_none_are_refused(tmp_path):

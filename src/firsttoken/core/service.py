@@ -35,6 +35,10 @@ def class_named(name: str) -> ServiceClass:
     raise InvalidRequest(f"service_class must be one of {known}, got {name!r:.80}", param="service_class")
 
 
+# Thirty years in ms. Far larger ones are no finite number of ns.
+_MOST = 1e12
+
+
 class ClassTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a class is promised; None for no promise.
 
@@ -55,8 +59,8 @@ class ClassTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         for name in ("ttft_p99", "itl_p99", "max_queue", "starts_within", "weight"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name} of a class must be more than 0, got {value!r}")
+            if value is not None and not 0 < value <= _MOST:
+                raise ConfigError(f"{name} of a class must be more than 0 and at most {_MOST:.0e}, got {value!r}")
         if self.max_queue is not None and self.ttft_p99 is not None and self.max_queue >= self.ttft_p99:
             raise ConfigError(
                 f"max_queue of a class ({self.max_queue:g} ms) must be less than its ttft_p99 ({self.ttft_p99:g} ms): "

@@ -43,6 +43,8 @@ PIECE_TOKENS = 128
 PIECE_BYTES = PIECE_TOKENS * 4
 # Prompts wait to be hashed until they are so many bytes together: not while their first tokens are waited for.
 HASH_AT_BYTES = 1 << 20
+# Prompts of more bytes together are not kept to be hashed where that thread is held up, as by a disk that hangs.
+MAX_HASHING_BYTES = 64 << 20
 # After so many pieces, some 40 us of work, the hashing thread lets others have the interpreter.
 HASH_TURN = 32
 # What an ended request takes beside its gaps (4 bytes) and pieces (8 bytes).
@@ -150,6 +152,10 @@ class FlightRecorder:
         self._tenants: dict[str, int] = {"": 0}
         self._unhashed: list[tuple[_Flying, bytes, str]] = []
         self._unhashed_bytes = 0
+        self._hashing_bytes = 0  # of prompts that the worker has, or is to get to
+        self._dumps = 0
+        self._latest: dict[str, int] = {}  # of dumps that are not written, by reason
+        self._closed = False
         self._stats: deque[EngineStats] = deque(maxlen=int(KEEP_S))
         self._events: deque[FlightEvent] = deque(maxlen=MAX_EVENTS)
         self._lock = threading.Lock()  # callers of `LLM` send from threads of their own
@@ -227,9 +233,10 @@ class FlightRecorder:
     # ------------------------------------------------------------------ what is kept of it
 
     def dump(self, reason: str) -> Future[Path | None]:
-        """Write a file, on another thread; what became of it is logged. The result is its path, None without one."""
-        if self.folder is None:
-            log.warning("flight recorder: %s, but there is no folder to write to: give --flight-dir", reason)
+        """Write a file, on another thread; what became of it is logged. The result is its path, None without one. Of
+        several for one ``reason`` that wait while another is written only the last is written: it has all of them."""
+        if self.folder is None or self._closed:
+            log.warning("flight recorder: %s, but %s", reason, _NO_FOLDER if self.folder is None else "the server ends")
             nothing: Future[Path | None] = Future()
             nothing.set_result(None)
             return nothing
@@ -238,11 +245,15 @@ class FlightRecorder:
             self._forget_old(now_ns())
             self._hash_waiting()
             requests = [*self._ended, *self._live.values()]
+            self._dumps += 1
+            number = self._latest[head.reason] = self._dumps
         content = (self.steps.copied(), requests, list(self._stats), list(self._events))
-        return self._worker.submit(self._write, self.folder, head, *content)
+        return self._worker.submit(self._write, self.folder, head, number, *content)
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for what is being written; nothing is written any more."""
+        with self._lock:
+            self._closed = True
         self._worker.shutdown()
 
     @property
@@ -272,11 +283,14 @@ class FlightRecorder:
             self._nbytes -= ended.popleft().nbytes
 
     def _hash_waiting(self) -> None:
-        waiting, self._unhashed, self._unhashed_bytes = self._unhashed, [], 0
-        if waiting:
-            self._worker.submit(self._hash, waiting)
+        """Under the lock. Prompts for which there is no room count as like no others."""
+        waiting, self._unhashed = self._unhashed, []
+        nbytes, self._unhashed_bytes = self._unhashed_bytes, 0
+        if waiting and not self._closed and self._hashing_bytes + nbytes <= MAX_HASHING_BYTES:
+            self._hashing_bytes += nbytes
+            self._worker.submit(self._hash, waiting, nbytes)
 
-    def _hash(self, waiting: list[tuple[_Flying, bytes, str]]) -> None:
+    def _hash(self, waiting: list[tuple[_Flying, bytes, str]], nbytes: int) -> None:
         """On the worker's thread."""
         done = 0
         for flying, prompt, salt in waiting:
@@ -289,6 +303,8 @@ class FlightRecorder:
                 if not done % HASH_TURN:
                     time.sleep(0)
             flying.pieces = pieces
+        with self._lock:
+            self._hashing_bytes -= nbytes
 
     def _digest(self, data: bytes) -> bytes:
         return hashlib.blake2b(data, digest_size=8, key=self._key).digest()
@@ -297,19 +313,24 @@ class FlightRecorder:
         self,
         folder: Path,
         head: FlightHead,
+        number: int,
         steps: StepHistory,
         requests: list[_Flying],
         stats: list[EngineStats],
         events: list[FlightEvent],
     ) -> Path | None:
         """On the worker's thread, behind the hashing of all these prompts."""
+        with self._lock:
+            if self._latest[head.reason] != number:
+                return None
+            del self._latest[head.reason]
         numbers: dict[int, int] = {}
 
-        def number(piece: int) -> int:
+        def numbered(piece: int) -> int:
             return numbers.setdefault(piece, len(numbers))
 
         def records() -> Iterator[FlightRequest]:
-            return (flying.record(number) for flying in requests)
+            return (flying.record(numbered) for flying in requests)
 
         try:
             path = write_flight(folder, head, steps=steps.pieces(), requests=records(), stats=stats, events=events)
@@ -338,6 +359,7 @@ class FlightRecorder:
                 self.event("gc", f"generation {info.get('generation')} took {took / NS_PER_MS:.1f} ms here")
 
 
+_NO_FOLDER = "there is no folder to write to: give --flight-dir"
 _OUTCOMES: dict[str, Outcome] = {"abort": "aborted", "error": "failed"}
 
 

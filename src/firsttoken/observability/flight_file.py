@@ -26,12 +26,22 @@ from firsttoken.version import __version__
 FORMAT = "firsttoken-flight"
 VERSION = 1
 KEPT_FILES = 8
+# What is written for so long is not written any more.
+ABANDONED_S = 3600.0
 # Requests, and steps, of a line: so few that to write one holds up other threads for a tenth of a millisecond.
 LINE_ITEMS = 256
 MAX_LINE_BYTES = 64 << 20
 
 Outcome = Literal["running", "finished", "aborted", "refused", "expired", "failed"]
+# A recorder keeps a fifth of these at most: a file with more is none, and would fill the memory.
+MAX_REQUESTS = 1 << 18
+MAX_STEPS = 1 << 21
+# What a recording may say of its engine. The simulator makes a list of each.
+_MOST = {"max_num_seqs": 1 << 16, "max_model_len": 1 << 24, "kv_blocks": 1 << 24}
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+Ns = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class FlightRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,9 +52,9 @@ class FlightRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     id: int
-    at_ns: int
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
-    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+    at_ns: Ns
+    prompt_tokens: Tokens
+    max_tokens: Tokens
     outcome: Outcome = "running"
     service: Annotated[int, msgspec.Meta(ge=0, le=2)] = 2
     tenant: Count = 0
@@ -53,22 +63,22 @@ class FlightRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cached_tokens: Count = 0
     output_tokens: Count = 0
     preemptions: Count = 0
-    started_ns: int = 0
-    first_ns: int = 0
-    ended_ns: int = 0
-    pieces: list[Count] = []
+    started_ns: Ns = 0
+    first_ns: Ns = 0
+    ended_ns: Ns = 0
+    pieces: list[Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]] = []
     gaps_us: list[Count] = []
 
 
 class FlightSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of the engine's options those that decide what is computed when, as they were given. ``targets`` without keys."""
 
-    in_flight: int | None = None
+    in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     prefix_caching: bool = True
     kv_eviction: str = "default"
     kv_host_memory: int = 0
-    prefill_tokens: int | None = None
-    mixed_prefill_tokens: int | None = None
+    prefill_tokens: Tokens | None = None
+    mixed_prefill_tokens: Tokens | None = None
     batch_window: str = "0"
     targets: Targets = Targets()
 
@@ -96,9 +106,9 @@ class FlightHead(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     source: Literal["front end", "engine"] = "front end"
     pid: int
-    written_ns: int
-    written_unix_ns: int
-    piece_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+    written_ns: Ns
+    written_unix_ns: Ns
+    piece_tokens: Tokens
     info: EngineInfo | None = None
     settings: FlightSettings = FlightSettings()
     step_fields: tuple[str, ...] = StepRecord.__struct_fields__
@@ -165,13 +175,13 @@ def write_flight(
     stats: Sequence[EngineStats] = (),
     events: Sequence[FlightEvent] = (),
 ) -> Path:
-    """Write a file of its own in ``folder``, which is made, and leave the newest `KEPT_FILES` there. Raises `OSError`.
+    """Write a file of its own in ``folder``, which is made, and leave it and the newest others there, `KEPT_FILES` in
+    all. Raises `OSError`.
 
     Other threads are let through between the lines.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(head.written_unix_ns / 1e9))
-    path = folder / f"flight-{stamp}.{head.written_unix_ns // 1_000_000 % 1000:03d}Z-{head.pid}.jsonl"
+    path = _free_name(folder, head)
     partial = path.with_suffix(".part")
     encode = msgspec.json.Encoder().encode
     num_requests = num_steps = 0
@@ -196,8 +206,19 @@ def write_flight(
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
-    _keep_newest(folder)
+    _keep_newest(folder, path)
     return path
+
+
+def _free_name(folder: Path, head: FlightHead) -> Path:
+    """Of the moment of writing, or of the first ms after it that is not taken."""
+    ms = head.written_unix_ns // 1_000_000
+    while True:
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(ms // 1000))
+        path = folder / f"flight-{stamp}.{ms % 1000:03d}Z-{head.pid}.jsonl"
+        if not path.exists():
+            return path
+        ms += 1
 
 
 def _grouped(requests: Iterable[FlightRequest]) -> Iterator[list[FlightRequest]]:
@@ -211,11 +232,21 @@ def _grouped(requests: Iterable[FlightRequest]) -> Iterator[list[FlightRequest]]
         yield group
 
 
-def _keep_newest(folder: Path) -> None:
-    files = sorted(folder.glob("flight-*.jsonl"))  # the name begins with the time
-    for old in files[:-KEPT_FILES]:
+def _keep_newest(folder: Path, written: Path) -> None:
+    """``written`` stays whatever its name says: the calendar may have been set back since the others were written."""
+    files = sorted(set(folder.glob("flight-*.jsonl")) - {written})  # the name begins with the time
+    old = files[: 1 - KEPT_FILES] + [part for part in folder.glob("flight-*.part") if _abandoned(part)]
+    for path in old:
         with contextlib.suppress(OSError):  # another process may have been here
-            old.unlink()
+            path.unlink()
+
+
+def _abandoned(partial: Path) -> bool:
+    """Whoever wrote it was killed meanwhile."""
+    try:
+        return time.time() - partial.stat().st_mtime > ABANDONED_S
+    except OSError:
+        return False
 
 
 # ---------------------------------------------------------------- reading
@@ -235,14 +266,21 @@ def read_flight(path: Path) -> Flight:
                 raise ConfigError(f"{path}, line {number}: something follows the end of the recording")
             try:
                 line = lines.decode(raw)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 what = f"{path}, line {number}: the file is damaged"
                 raise ConfigError(f"{what} or cut short ({error})") from None
+            if any(one.output_tokens > len(one.gaps_us) + 1 for one in line.requests):
+                raise ConfigError(f"{path}, line {number}: the file is damaged (a request has more tokens than gaps)")
             flight.requests.extend(line.requests)
             flight.steps.extend(line.steps)
             flight.stats.extend(line.stats)
             flight.events.extend(line.events)
             end = line.end
+            if len(flight.requests) > MAX_REQUESTS or len(flight.steps) > MAX_STEPS:
+                raise ConfigError(
+                    f"{path}, line {number}: more than {MAX_REQUESTS:,} requests or {MAX_STEPS:,} steps, which no "
+                    "recorder keeps"
+                )
     if end is None:
         raise ConfigError(f"{path} is cut short: it has {number} lines and no end; take another dump")
     if end != _End(len(flight.requests), len(flight.steps)):
@@ -257,7 +295,7 @@ def read_flight(path: Path) -> Flight:
 def _read_head(path: Path, raw: bytes) -> FlightHead:
     try:
         found = msgspec.json.decode(raw, type=_Version)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         found = _Version("", 0)
     if found.format != FORMAT:
         raise ConfigError(
@@ -270,6 +308,13 @@ def _read_head(path: Path, raw: bytes) -> FlightHead:
             f"{VERSION}: use the firsttoken that wrote it"
         )
     try:
-        return msgspec.json.decode(raw, type=FlightHead)
-    except msgspec.DecodeError as error:
+        head = msgspec.json.decode(raw, type=FlightHead)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{path}, line 1: the file is damaged ({error})") from None
+    for name, most in _MOST.items():
+        if head.info is not None and not 1 <= getattr(head.info, name) <= most:
+            raise ConfigError(
+                f"{path}, line 1: the file is damaged (the engine's {name} is {getattr(head.info, name)}, "
+                f"and can be from 1 to {most})"
+            )
+    return head
