@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -26,7 +27,7 @@ from firsttoken.observability.flight_file import Flight, read_flight
 class Server:
     """``firsttoken serve`` of a tiny model."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, on_pid: Callable[[int], object] = id) -> None:
         command = [
             sys.executable,
             "-m",
@@ -40,6 +41,7 @@ class Server:
         ]
         command += ["--kv-memory", "8MiB", "--max-num-seqs", "8", "--flight-dir", str(folder), *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        on_pid(self.process.pid)
         self.folder = folder
         banner = ""
         while (found := re.search(r"http://127\.0\.0\.1:(\d+)", banner)) is None:
@@ -82,8 +84,8 @@ class Server:
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
-    def make(*options: str) -> Server:
-        servers.append(Server(tmp_path / "flights", *options))
+    def make(*options: str, **more: Any) -> Server:
+        servers.append(Server(tmp_path / "flights", *options, **more))
         return servers[-1]
 
     yield make
@@ -172,6 +174,40 @@ def test_a_killed_front_end_leaves_the_engines_steps(serve):
     while Path(f"/proc/{engine}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def takes_the_signal(pid: int) -> bool:
+    """It is caught or ignored there: it does not end the process."""
+    told = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    bit = 1 << (signal.SIGUSR1 - 1)
+    return bool((int(told["SigCgt"], 16) | int(told["SigIgn"], 16)) & bit)
+
+
+def test_signals_at_the_start_and_at_the_end_cost_nothing(serve):
+    ended = threading.Event()
+    pids: list[int] = []
+
+    def signals() -> None:
+        """From when the server knows the signal until it is gone."""
+        while not ended.wait(0.003):
+            with contextlib.suppress(OSError):
+                if pids and takes_the_signal(pids[0]):
+                    os.kill(pids[0], signal.SIGUSR1)
+
+    sender = threading.Thread(target=signals)
+    sender.start()
+    try:
+        server = serve(on_pid=pids.append)
+        assert server.ask([5], 3)["usage"]["completion_tokens"] == 3
+        os.kill(server.engine_pid, signal.SIGUSR1)
+        assert server.ask([5], 3)["usage"]["completion_tokens"] == 3
+        stderr = server.end()
+    finally:
+        ended.set()
+        sender.join()
+    assert server.process.returncode == 0
+    assert "nothing to dump before the engine is ready" in stderr
+    assert "Traceback" not in stderr
 
 
 def test_an_orderly_end_leaves_nothing(serve):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,6 +121,9 @@ def run(options: argparse.Namespace) -> int:
     from firsttoken.engine.start_account import process_began_ns
     from firsttoken.server.listener import bind
 
+    # Asks for a dump, once there is something to dump; until then it must not end the server, nor ever the engine,
+    # which inherits this.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if options.config is not None:
         parser = argparse.ArgumentParser()
         add_arguments(parser)

@@ -108,6 +108,9 @@ async def _serve(
             return await _serve_until_signal(config, listener, llm, began_ns)
     finally:
         await llm.shutdown()
+        # A loop that ends gives signals back to the system, for which this one ends the process.
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 async def _serve_until_signal(config: ServerConfig, listener: socket.socket, llm: AsyncLLM, began_ns: int) -> int:

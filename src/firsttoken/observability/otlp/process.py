@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -233,6 +234,7 @@ def _http_address(settings: OtlpSettings, signal: str) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     fd, level, log_format = argv
     setup_logging(level, json_lines=log_format == "json")
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the server's: it may be sent to all processes of its name
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     errors = LastError()
