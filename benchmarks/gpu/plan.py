@@ -20,14 +20,16 @@ from firsttoken.cli.plan import find_machine
 from firsttoken.core.engine_args import EngineArgs
 
 CASES = tuple(
-    Case(EngineArgs(model=model, device="cuda"), context, users, settle_s=25.0)
-    for model, context, users in (
-        ("random:llama-3.2-1b", 512, 1),
-        ("random:llama-3.2-1b", 2048, 64),
-        ("random:llama-3.2-1b", 32768, 8),
-        ("random:llama-3.1-8b", 512, 1),
-        ("random:llama-3.1-8b", 8192, 16),
-        ("random:llama-3.1-8b", 8192, 64),
+    Case(EngineArgs(model=model, device="cuda", quantization=quantization), context, users, settle_s=25.0)
+    for model, context, users, quantization in (
+        ("random:llama-3.2-1b", 512, 1, "auto"),
+        ("random:llama-3.2-1b", 2048, 64, "auto"),
+        ("random:llama-3.2-1b", 32768, 8, "auto"),
+        ("random:llama-3.1-8b", 512, 1, "auto"),
+        ("random:llama-3.1-8b", 8192, 16, "auto"),
+        ("random:llama-3.1-8b", 8192, 64, "auto"),
+        ("random:llama-3.1-8b", 8192, 16, "int4"),
+        ("random:llama-3.1-8b", 8192, 16, "fp8"),
     )
 )
 _PERIOD_S = 0.5
