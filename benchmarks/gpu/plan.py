@@ -20,7 +20,13 @@ from firsttoken.cli.plan import find_machine
 from firsttoken.core.engine_args import EngineArgs
 
 CASES = tuple(
-    Case(EngineArgs(model=model, device="cuda", quantization=quantization), context, users, settle_s=25.0)
+    # Held until all are there: the first step is then as large as steps become.
+    Case(
+        EngineArgs(model=model, device="cuda", quantization=quantization, batch_window="50ms"),
+        context,
+        users,
+        settle_s=25.0,
+    )
     for model, context, users, quantization in (
         ("random:llama-3.2-1b", 512, 1, "auto"),
         ("random:llama-3.2-1b", 2048, 64, "auto"),
