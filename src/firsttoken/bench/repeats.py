@@ -24,13 +24,20 @@ _Z95 = 1.959964
 async def measure_all(
     measure: Callable[[L, int], Awaitable[dict[str, Any]]], load: L, rates: Sequence[float], repeat: int
 ) -> list[dict[str, Any]]:
-    """A result for each rate, or for the load as it is where there are none; each the mean of ``repeat`` runs.
+    """A result for each rate, or for the load as it is where there are none; each the mean of ``repeat`` runs. One
+    that was ``stopped`` is the last.
     ``measure`` gets a load, and a number that tells the measurements of one command apart."""
     loads = [replace(load, rate=rate) for rate in rates] or [load]
     results = []
     for place, one in enumerate(loads):
-        runs = [await measure(one, place * repeat + number) for number in range(repeat)]
-        results.append({"rate": one.rate, **(together(runs) if repeat > 1 else runs[0])})
+        runs: list[dict[str, Any]] = []
+        for number in range(repeat):
+            runs.append(await measure(one, place * repeat + number))
+            if runs[-1].get("stopped"):
+                break
+        results.append({"rate": one.rate, **(together(runs) if len(runs) > 1 else runs[0])})
+        if runs[-1].get("stopped"):
+            break
     return results
 
 

@@ -115,6 +115,8 @@ def run(options: argparse.Namespace) -> int:
             _draw(options.png, head, results)
     hand_in(options, result, _lines(head, results))
     missed = any(not target["met"] for one in results for target in one["targets"].values())
+    if any(one.get("stopped") for one in results):
+        return 1
     return 1 if missed or any(one["requests"]["failed"] for one in results) else 0
 
 

@@ -19,6 +19,7 @@ def load_lines(where: str, result: dict[str, Any]) -> list[str]:
         f"{result['model']} on {where}: {_pace(result)}, {lengths}",
         f"{requests['sent']:g} requests sent, {requests['ok']:g} ok, {requests['failed']:g} failed{_short(requests)}",
         *(f"  {count:g} x {reason}" for reason, count in requests["reasons"].items()),
+        *_stopped(result),
         *percentile_lines(result),
         *_sure_lines(result),
         f"{result['requests_per_s']:.2f} requests/s, {result['output_tokens_per_s']:,.1f} output tokens/s, goodput "
@@ -31,6 +32,11 @@ def load_lines(where: str, result: dict[str, Any]) -> list[str]:
         p99 = "no answer" if target["p99"] is None else f"{target['p99']:.2f}"
         lines.append(f"target {name} p99 <= {target['target']:g}: {p99}, {verdict}")
     return [*lines, *(_client_lines(result) if "client" in result else [])]
+
+
+def _stopped(result: dict[str, Any]) -> list[str]:
+    stopped = result.get("stopped")
+    return [f"ended before its time ({stopped}): figures are of the requests that had ended"] if stopped else []
 
 
 def _pace(result: dict[str, Any]) -> str:
