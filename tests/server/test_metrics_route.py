@@ -1,6 +1,7 @@
 """What ``/metrics`` of a server that has served known requests says, as Prometheus reads it."""
 
 import asyncio
+import time
 import urllib.request
 
 import msgspec
@@ -235,3 +236,21 @@ async def test_every_name_and_label_is_one_that_prometheus_takes(make_client, se
     assert len(types) == len(set(types))
     samples = [line.rpartition(" ")[0] for line in text.splitlines() if line and not line.startswith("#")]
     assert len(samples) == len(set(samples))
+
+
+async def test_all_who_ask_at_once_get_one_answer(client, monkeypatch):
+    render, made = client.llm.metrics.render, []
+
+    def slow():
+        made.append(time.sleep(0.05))
+        return render()
+
+    monkeypatch.setattr(client.llm.metrics, "render", slow)
+    calls = [client.start("/metrics", method="GET") for _ in range(20)]
+    await asyncio.sleep(0.01)
+    calls[0].task.cancel()  # whoever asked first may leave
+    await asyncio.wait([call.task for call in calls], timeout=5)
+    assert {call.reply.status for call in calls[1:]} == {200}
+    assert len(made) == 1
+    assert b"firsttoken_requests_started_total" in (await client.get("/metrics")).body
+    assert len(made) == 2

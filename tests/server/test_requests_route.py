@@ -9,6 +9,7 @@ import pytest
 
 from firsttoken.engine.stub import Fault
 from firsttoken.observability.account import STAGES
+from firsttoken.server import requests as requests_module
 from firsttoken.server.config import ServerConfig
 from tests.server.conftest import forever, say
 
@@ -152,10 +153,26 @@ async def test_what_the_stages_consist_of_and_what_was_beside_them(make_client):
         assert 0 < timings["stop_ms"] < 1
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "x", "", "1001", "1e3", "9" * 50])
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "", "1001", "1e3", "9" * 50, "0" * 9 + "9" * 50, "1" + "0" * 5000])
 async def test_a_bad_limit_is_named(client, limit):
     reply = await client.get(f"/v1/requests?limit={limit}")
     assert (reply.status, reply.error["param"]) == (400, "limit")
+
+
+async def test_a_long_list_lets_others_have_their_turn(client, monkeypatch):
+    for _ in range(8):
+        await client.complete("hi")
+    made = []
+    monkeypatch.setattr(requests_module, "shown", lambda ended: made.append(time.monotonic_ns()) or {})
+    turns = []
+
+    async def others():
+        while len(made) < 8:
+            turns.append(len(made))
+            await asyncio.sleep(0)
+
+    await asyncio.gather(client.get("/v1/requests"), others())
+    assert {0, 4} <= set(turns)
 
 
 async def test_an_unknown_id(client):

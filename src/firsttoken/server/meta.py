@@ -35,6 +35,7 @@ class _Meta:
     def __init__(self, state: AppState) -> None:
         self._state = state
         self._llm = state.llm
+        self._rendering: asyncio.Task[bytes] | None = None
 
     async def models(self, _: Request) -> Response:
         return _json({"object": "list", "data": [self._card()]})
@@ -59,7 +60,11 @@ class _Meta:
         return _json({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
-        text = await asyncio.to_thread(self._llm.metrics.render)
+        """All who ask while an answer is made get that one: to make it takes tens of milliseconds of a thread, and each
+        thread more makes the event loop wait longer for the interpreter."""
+        if self._rendering is None or self._rendering.done():
+            self._rendering = asyncio.create_task(asyncio.to_thread(self._llm.metrics.render))
+        text = await asyncio.shield(self._rendering)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def kv(self, _: Request) -> Response:
