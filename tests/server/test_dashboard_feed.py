@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+import socket
+from contextlib import asynccontextmanager, closing
 
 import pytest
 
 from firsttoken.core.step_record import StepRecord
+from firsttoken.server import listener as listener_module
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.dashboard import feed as feed_module
 from firsttoken.server.dashboard.steps import FIELDS, bars
+from firsttoken.server.run import _Uvicorn, _uvicorn_config
 from tests.server.conftest import forever
 
 LIVE = "/dashboard/live?hz=10"
@@ -150,6 +153,55 @@ async def test_listeners_are_bounded(client, monkeypatch):
         assert (reply.status, reply.error["code"]) == (503, "dashboard_full")
     async with watching(client) as call:
         await until(call, lambda frame: True)
+
+
+async def test_some_who_come_again_and_again_keep_nobody_waiting(client):
+    async with watching(client) as call:
+        await until(call, lambda frame: True)
+        async with asyncio.timeout(5):
+            while len(frames(call)) < 6:
+                await client.post(LIVE, method="HEAD")
+                await asyncio.sleep(0.02)
+
+
+async def test_a_picture_that_cannot_be_made_ends_the_streams_and_does_not_stay(client, monkeypatch, caplog):
+    feed = await feed_of(client)
+    now = feed._snapshots.now
+    async with watching(client) as call:
+        await until(call, lambda frame: True)
+        monkeypatch.setattr(feed._snapshots, "now", lambda: 1 / 0)
+        await asyncio.wait_for(call.task, 2)
+        assert call.reply.complete
+        assert "could not be made" in caplog.text
+    with pytest.raises(ZeroDivisionError):
+        await client.get(LIVE)
+    assert not feed._listeners
+    assert feed._ticking is None
+    monkeypatch.setattr(feed._snapshots, "now", now)
+    async with watching(client) as call:
+        await until(call, lambda frame: True)
+
+
+async def test_one_who_never_reads_loses_his_connection(client, monkeypatch):
+    monkeypatch.setattr(listener_module, "UNREAD_S", 1)
+    feed = await feed_of(client)
+    with closing(listener_module.bind(ServerConfig(port=0))) as listening, socket.socket() as caller:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        server = _Uvicorn(_uvicorn_config(client.app))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await asyncio.to_thread(caller.connect, listening.getsockname())
+        caller.send(b"GET /dashboard/live?hz=10 HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(15):
+            while not feed._listeners:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            while feed._listeners:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert feed._ticking is None
+        server.should_exit = True
+        await serving
 
 
 async def test_head_ends_at_once(client):

@@ -9,6 +9,9 @@ from firsttoken.server.config import ServerConfig
 
 # As uvicorn's: callers that may wait to be taken.
 BACKLOG = 2048
+# A caller who takes nothing of what waits for him for so long loses his connection, or what is kept for those who stop
+# to read would grow with every one of them. The kernel sees to it, where it can.
+UNREAD_S = 75
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -23,6 +26,8 @@ def bind(config: ServerConfig) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_S * 1000)
         listener.bind(address)
     except OSError as error:
         if listener is not None:

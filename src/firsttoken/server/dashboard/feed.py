@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ KEPT_TICKS = 64
 KEPT_REQUESTS = 128
 
 _encode = msgspec.json.encode
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,12 @@ class Feed:
             self._snapshots.forget()
             self._step_id = self._last_step()
             self._ticks.clear()
+            self._tick()
             self._unsubscribe = self._llm.recent.subscribe(self._note_end)
-        else:  # at the others' pace, which may be slower
-            self._ticking.cancel()
+        else:
+            self._tick()
+            self._ticking.cancel()  # at the others' pace, which may be slower
         self._listeners.add(listener)
-        self._tick()
         self._ticking = asyncio.get_running_loop().create_task(self._run())
 
     def _leave(self, listener: Listener) -> None:
@@ -144,9 +147,14 @@ class Feed:
             # Not behind: after a pause of the loop the ticks that were missed are not made up for.
             due = max(due + min(one.gap_ns for one in self._listeners), now_ns())
             await asyncio.sleep((due - now_ns()) / NS_PER_S)
-            self._tick()
-            for listener in self._listeners:
-                listener.wake()
+            try:
+                self._tick()
+            except Exception:
+                # They come back, and hear that it fails; to go on without ticks would tell them nothing.
+                log.exception("the picture for the dashboard could not be made")
+                for listener in self._listeners:
+                    listener.close()
+                return
 
     # ------------------------------------------------------------------------ ticks
 
@@ -162,6 +170,10 @@ class Feed:
         if fresh:
             self._step_id = fresh[-1].step_id
         self._ticks.append(_Tick(self._number, _encode(self._snapshots.now())[:-1], _encode(bars(fresh))[1:-1]))
+        # Also at the tick that somebody's coming makes: the task begins its wait anew then, so some who come again and
+        # again would keep all others from ever being told.
+        for listener in self._listeners:
+            listener.wake()
 
     def _note_end(self, ended: EndedRequest) -> None:
         self._ended_number += 1
