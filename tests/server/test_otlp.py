@@ -242,6 +242,43 @@ async def test_another_process_follows_one_that_ended(exported, monkeypatch, cap
         assert _children() == []
 
 
+async def test_one_that_cannot_be_started_is_tried_again_and_what_could_not_be_handed_over_is_counted(
+    exported, monkeypatch, caplog
+):
+    monkeypatch.setattr(export_module, "_RESTART_S", 0.1)
+    start, full = export_module.subprocess.Popen, [True]
+
+    def popen(*args, **options):
+        if full[0]:
+            raise OSError(24, "Too many open files")
+        return start(*args, **options)
+
+    with http_receiver() as got:
+        async with exported(fast("http", got.url), say("Hi")) as client:
+            files = len(os.listdir("/proc/self/fd"))
+            monkeypatch.setattr(export_module.subprocess, "Popen", popen)
+            for child in _children():
+                os.kill(child, signal.SIGKILL)
+            await until(lambda: caplog.text.count("Too many open files") > 3)
+            assert len(os.listdir("/proc/self/fd")) <= files
+            full[0] = False
+            await client.complete("hi")
+            await until(lambda: got.spans)
+
+
+async def test_what_could_not_be_handed_over_is_counted(exported, monkeypatch, caplog):
+    record = export_module._record
+    with http_receiver() as got:
+        async with exported(fast("http", got.url), say("Hi")) as client:
+            monkeypatch.setattr(export_module, "_record", lambda ended: 1 / 0)
+            await client.complete("hi")
+            await until(lambda: figures(client)["firsttoken_otlp_requests_dropped_total",] == 1)
+            assert "something could not be exported" in caplog.text
+            monkeypatch.setattr(export_module, "_record", record)
+            await client.complete("hi")
+            await until(lambda: got.spans)
+
+
 @pytest.mark.parametrize("by", ["option", "environment"])
 def test_a_serving_process_sends_what_is_left_when_it_is_told_to_stop(by, monkeypatch):
     with http_receiver() as got:

@@ -7,9 +7,12 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRat
 from opentelemetry.trace import SpanKind, StatusCode
 
 from firsttoken.core.timeline import Mark
-from firsttoken.observability.otlp.process import Collected
+from firsttoken.observability.otlp import process as process_module
+from firsttoken.observability.otlp.process import Collected, Exporting, LastError
+from firsttoken.observability.otlp.settings import OtlpSettings
 from firsttoken.observability.otlp.spans import FIRST_TOKEN, record_request
-from firsttoken.observability.otlp.wire import RequestRecord
+from firsttoken.observability.otlp.wire import RequestRecord, Requests
+from tests.support.otlp_receiver import http_receiver
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
@@ -174,3 +177,24 @@ def test_samplers_decide_for_the_whole_request():
     assert set(kept) == {0, 14}
     assert 60 <= sum(map(bool, kept)) <= 140
     assert len(spans_of(record(traceparent=SAMPLED), ParentBased(ALWAYS_OFF))) == 14, "the caller's flag goes first"
+
+
+def test_one_bad_request_does_not_end_exporting():
+    with http_receiver() as got:
+        exporting = Exporting(OtlpSettings("http", None, got.url, spans_every_s=0.05), LastError())
+        exporting.start()
+        exporting.take(Requests([record(account={"queue_reasons": 5}), record()]))
+        exporting.end(10)
+        assert got.spans
+    assert exporting.report().spans_failed >= 1
+    assert exporting.report().spans > 5
+
+
+def test_settings_that_cannot_be_used_are_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(process_module, "span_exporter", lambda settings: 1 / 0)
+    exporting = Exporting(OtlpSettings("http", None, "http://127.0.0.1:9", spans_every_s=0.05), LastError())
+    exporting.start()
+    exporting.take(Requests([record()]))
+    exporting.end(10)
+    assert exporting.report().spans_failed > 5
+    assert "ZeroDivisionError" in exporting.report().last_error

@@ -51,6 +51,7 @@ class OtlpExport:
         self._queue: deque[EndedRequest] = deque()
         self._capacity = queue_requests
         self._dropped = 0
+        self._unsent = 0  # the thread's own: they were taken from the queue for a process that had ended
         self._lost: Report = Report()  # totals of processes that have ended
         self._report: Report = Report()
         self._since_unix_ns = time.time_ns()
@@ -95,8 +96,8 @@ class OtlpExport:
 
     @property
     def dropped(self) -> int:
-        """Requests for which there was no room, here or there."""
-        return self._dropped + self.report.requests_dropped
+        """Requests for which there was no room, here or there, and those that could not be handed over."""
+        return self._dropped + self._unsent + self.report.requests_dropped
 
     # --------------------------------------------------------------- the thread
 
@@ -120,14 +121,12 @@ class OtlpExport:
 
     def _turn(self, *, last: bool = False) -> None:
         now = time.monotonic()
-        if self._socket is None:
-            if last or now < self._restart_at:
-                return
-            self._launch()
+        if self._socket is None and (last or now < self._restart_at):
+            return
         try:
-            while self._queue:
-                count = min(len(self._queue), _MESSAGE_REQUESTS)
-                self._send(Requests([_record(self._queue.popleft()) for _ in range(count)]))
+            if self._socket is None:
+                self._launch()
+            self._send_requests()
             if self._settings.metrics and (last or now >= self._metrics_at):
                 self._metrics_at = now + self._settings.metrics_every_s
                 self._send(self._all_metrics())
@@ -135,6 +134,18 @@ class OtlpExport:
                 raise ConnectionResetError("its end of the channel is closed")
         except (OSError, FrameError, msgspec.MsgspecError) as error:
             self._lose(error)
+        except Exception:  # whatever is wrong with one message, the next is tried
+            log.exception("something could not be exported by OTLP")
+
+    def _send_requests(self) -> None:
+        while self._queue:
+            count = min(len(self._queue), _MESSAGE_REQUESTS)
+            ended = [self._queue.popleft() for _ in range(count)]
+            try:
+                self._send(Requests([_record(one) for one in ended]))
+            except Exception:
+                self._unsent += count
+                raise
 
     def _send(self, message: Requests | Metrics | OtlpSettings) -> None:
         assert self._socket is not None
@@ -162,35 +173,40 @@ class OtlpExport:
             log.info("exporting to %s works again", where)
 
     def _launch(self) -> None:
-        ours, theirs = socket.socketpair()
         level, as_json = logging_setup()
+        ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", "firsttoken.observability.otlp.process", str(theirs.fileno())]
-            # A session of its own: a Ctrl-C at the terminal is the server's, which has something left to export.
-            self._process = subprocess.Popen(  # noqa: S603
-                [*command, level, "json" if as_json else "text"],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            try:
+                # A session of its own: a Ctrl-C at the terminal is the server's, which has something left to export.
+                self._process = subprocess.Popen(  # noqa: S603
+                    [*command, level, "json" if as_json else "text"],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError:
+                ours.close()
+                raise
         ours.settimeout(_STUCK_S)
         self._socket, self._frames = ours, FrameReader()
         with contextlib.suppress(OSError):  # it has ended already: the next turn finds out
             self._send(self._settings)
 
     def _lose(self, error: Exception) -> None:
-        """The exporting process has ended or is stuck."""
+        """The exporting process has ended or is stuck, or could not be started."""
         process, held = self._process, self._socket
-        assert process is not None
-        assert held is not None
-        held.close()
         self._process = self._socket = None
-        process.kill()
-        code = process.wait()
+        code = None
+        if held is not None:
+            held.close()
+        if process is not None:
+            process.kill()
+            code = process.wait()
         self._lost, self._report = self.report, Report()
         self._restart_at = time.monotonic() + _RESTART_S
-        log.warning("the process that exports by OTLP ended (%s, code %d): another follows", error, code)
+        log.warning("the process that exports by OTLP ended (%s, code %s): another follows", error, code)
 
     def _all_metrics(self) -> Metrics:
         families = []

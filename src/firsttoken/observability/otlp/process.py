@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -135,31 +135,36 @@ class Exporting:
     # ------------------------------------------------------------------ threads
 
     def _run_spans(self) -> None:
-        exporter = span_exporter(self._settings)
         while True:
             ending = self._ending
             if not ending:
                 self._wake_spans.wait(self._settings.spans_every_s)
                 self._wake_spans.clear()
             while self._queue:
-                record_request(self._tracer, self._queue.popleft())
+                self._record(self._queue.popleft())
                 if len(self._collected.spans) >= BATCH_SPANS:
-                    self._export_spans(exporter)
-            self._export_spans(exporter)
+                    self._export_spans()
+            self._export_spans()
             if ending:
                 return
 
-    def _export_spans(self, exporter: SpanExporter) -> None:
+    def _record(self, request: RequestRecord) -> None:
+        try:
+            record_request(self._tracer, request)
+        except Exception as error:  # whatever is wrong with one request, the next is exported
+            self._spans_failed += 1
+            self._last_error["spans"] = f"spans: {type(error).__name__}: {error}"[:300]
+
+    def _export_spans(self) -> None:
         spans = self._collected.take()
         if not spans:
             return
-        if self._attempt("spans", partial(exporter.export, spans), SpanExportResult.SUCCESS):
+        if self._attempt("spans", lambda: self._span_exporter.export(spans), SpanExportResult.SUCCESS):
             self._spans += len(spans)
         else:
             self._spans_failed += len(spans)
 
     def _run_metrics(self) -> None:
-        exporter = metric_exporter(self._settings)
         scope = InstrumentationScope(SCOPE, __version__)
         while True:
             ending = self._ending
@@ -168,13 +173,26 @@ class Exporting:
                 self._wake_metrics.clear()
             message, self._metrics = self._metrics, None
             if message is not None:
-                export = partial(exporter.export, metrics_data(message, self._resource, scope))
+                export = partial(self._export_metrics, message, scope)
                 if self._attempt("metrics", export, MetricExportResult.SUCCESS):
                     self._metrics_sent += 1
                 else:
                     self._metrics_failed += 1
             if ending:
                 return
+
+    def _export_metrics(self, message: Metrics, scope: InstrumentationScope) -> MetricExportResult:
+        return self._metric_exporter.export(metrics_data(message, self._resource, scope))
+
+    # Made by the first export: what is wrong with their settings is why that one failed.
+
+    @cached_property
+    def _span_exporter(self) -> SpanExporter:
+        return span_exporter(self._settings)
+
+    @cached_property
+    def _metric_exporter(self) -> MetricExporter:
+        return metric_exporter(self._settings)
 
     def _attempt(self, what: str, export: Callable[[], object], success: object) -> bool:
         """Whether the export went well; if not, `report` says why."""
