@@ -50,6 +50,9 @@ def apart(double: Double, probe: Probe) -> dict[str, tuple[list[float], list[flo
         double.took.clear()
         double.handshakes.clear()
         samples = samples_of(probe)
+        until = time.monotonic() + 5
+        while len(double.took) < len(samples) and time.monotonic() < until:
+            time.sleep(0.001)  # the server notes what it took behind its last byte
         true = {name: [took[name] for took in double.took] for name in ("ttfb", "first_token", "gaps", "transfer")}
         if double.context is not None:
             true["tls"] = list(double.handshakes)

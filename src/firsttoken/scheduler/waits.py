@@ -26,13 +26,13 @@ class Waits:
         self._sums = [[0] * len(Wait) for _ in ServiceClass]
         self._why = [_STEP for _ in ServiceClass]
         self._planned_ns = self._charged_ns = 0
-        self._new: list[Ticket] = []  # that no plan has looked at
+        self._new: dict[int, Ticket] = {}  # that no plan has looked at, by their requests' ids
 
     def begin(self, ticket: Ticket) -> None:
         """It begins to wait, at the time of its last stamp."""
         ticket.waits_since_ns = ticket.request.timeline.times[-1]
         ticket.looked_at = None
-        self._new.append(ticket)
+        self._new[ticket.request.request_id] = ticket
 
     def plan(self, now_ns: int) -> None:
         """A plan begins, and somebody waits."""
@@ -40,7 +40,7 @@ class Waits:
         if self._new:
             self._charge()
             before = [tuple(sums) for sums in self._sums]
-            for ticket in self._new:
+            for ticket in self._new.values():
                 ticket.looked_at = (now_ns, before[ticket.service])
             self._new.clear()
 
@@ -55,6 +55,7 @@ class Waits:
         """It waits no longer since the time of its last stamp: it was ``started`` by the present plan, or has ended."""
         ns, spent = ticket.request.timeline.times[-1], ticket.request.queue_ns
         if ticket.looked_at is None:
+            self._new.pop(ticket.request.request_id, None)
             spent[_STEP] += ns - ticket.waits_since_ns
             return
         self._charge()
