@@ -38,6 +38,7 @@ class Double:
     end_ms: float = 0.0
     keep_alive: bool = True
     mode: str = "stream"
+    refuses_with: int = 401  # the status in mode "refusal"
     tokens: int = 8
     headers: tuple[str, ...] = ()
     events: Sequence[dict[str, Any]] | None = None  # instead of the tokens
@@ -90,6 +91,8 @@ class Double:
     def _get(self, connection: socket.socket, path: str) -> bool:
         if self.mode == "html":
             return self._whole(connection, 200, "text/html", b"<!doctype html><title>hello</title>")
+        if self.mode == "refusal":
+            return self._refuse(connection)
         if path != "/v1/models":
             return self._whole(connection, 404, "application/json", b'{"error":{"message":"no such route"}}')
         return self._whole(connection, 200, "application/json", b'{"data":[{"id":"double"}]}')
@@ -104,10 +107,15 @@ class Double:
             return self._whole(connection, 200, "application/json", b'{"choices":[{"message":{"content":"hi"}}]}')
         if self.mode == "error":
             return self._whole(connection, 500, "application/json", b'{"error":{"message":"out of cheese"}}')
+        if self.mode == "refusal":
+            return self._refuse(connection)
         if self.mode == "silent":
             time.sleep(2)
             return False
         return self._stream(connection, asked, got)
+
+    def _refuse(self, connection: socket.socket) -> bool:
+        return self._whole(connection, self.refuses_with, "application/json", b'{"error":{"message":"no cheese"}}')
 
     def _stream(self, connection: socket.socket, asked: dict[str, Any], got: float) -> bool:
         prompt = len(asked["messages"][0]["content"].split())

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from firsttoken.cli import diagnose
 from firsttoken.cli import main as cli
 from firsttoken.diagnose.histogram import histogram
 from tests.diagnose.double import Double
@@ -49,7 +50,7 @@ def test_the_table_and_the_pictures(capsys) -> None:
         "5 of 5 requests answered",
         "waterfall of the mean request",
         "gaps between tokens (25)",
-        "sweep: fixed",
+        "sweep: fixed cost of a request ",
     ):
         assert words in out
     assert "bottleneck: service, batch_window" in out
@@ -98,7 +99,8 @@ def test_the_page_stands_alone_and_escapes_what_the_server_says(tmp_path, capsys
     [
         (["ftp://example.com"], "is not a server's address"),
         (["http://127.0.0.1:1", "--gpu", "h200"], "--gpu and --parameters belong together"),
-        (["http://127.0.0.1:1", "--gpu", "abacus", "--parameters", "8B"], "is not known: name one of h200"),
+        (["http://127.0.0.1:1", "--gpu", "abacus"], "is not known: name one of h200"),
+        (["127.0.0.1:8000/v1"], "did you mean http://127.0.0.1:8000/v1?"),
         (["http://127.0.0.1:1", "--api-key", "a\nb"], "--api-key holds signs"),
         (["https://127.0.0.1:1", "--ca-file", "/nowhere.pem"], "--ca-file /nowhere.pem: No such file"),
     ],
@@ -120,6 +122,35 @@ def test_options_that_cannot_be(argv: list[str], capsys) -> None:
 def test_a_server_that_is_not_there(capsys) -> None:
     assert cli.main(["diagnose", "http://127.0.0.1:1"]) == 1
     assert "connecting: 127.0.0.1 port 1: Connection refused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "double"]])
+@pytest.mark.parametrize(
+    ("status", "key", "words"),
+    [
+        (401, [], "asks for a key (401): give it with --api-key"),
+        (401, ["--api-key", "bad"], "refuses this key (401): no cheese; give the right one with --api-key"),
+        (403, ["--api-key", "bad"], "refuses this key (403)"),
+        (404, [], "answered 404: no cheese. Is this the API's address"),
+        (429, [], "turned the request away (429): no cheese"),
+    ],
+)
+def test_a_refusal_is_told_as_one(status: int, key: list[str], words: str, model: list[str], capsys) -> None:
+    with Double(mode="refusal", refuses_with=status).running() as double:
+        assert cli.main(["diagnose", double.url, *SMALL, *key, *model]) == 1
+    told = capsys.readouterr().err
+    assert words in told
+    assert "waiting for" not in told
+    assert told.startswith("firsttoken diagnose: error: ")
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(diagnose, "_LINE_EVERY_S", 0.1)
+    with Double(think_ms=30).running() as double:
+        assert cli.main(["diagnose", double.url, *SMALL, "--no-sweep"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 4
+    assert all(line.startswith("0 s: ") for line in lines)
 
 
 def test_the_key_is_sent_and_not_shown(capsys) -> None:

@@ -51,6 +51,17 @@ def test_https_to_a_server_that_speaks_http() -> None:
     assert "speak TLS" in str(error)
 
 
+def test_https_to_a_server_that_answers_in_plain() -> None:
+    def handle(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with listening(handle) as port:
+        error = failure(f"https://127.0.0.1:{port}/proxy/v1")
+    assert error.phase == "tls"
+    assert f"port {port} does not speak TLS (https): try http://127.0.0.1:{port}/proxy" in str(error)
+
+
 def test_http_to_a_server_that_speaks_tls(certificate) -> None:
     with Double(context=certificate.context).running() as double:
         error = failure(f"http://127.0.0.1:{double.port}", timeout_s=2)

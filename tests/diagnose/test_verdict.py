@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from firsttoken.diagnose.evidence import gather
+from firsttoken.diagnose.fit import fit, in_words
 from firsttoken.diagnose.references import Reference, roofs
+from firsttoken.diagnose.sample import Chunk, Sample
 from firsttoken.diagnose.verdict import LAYERS, Finding, verdict
 from tests.diagnose.mixtures import FAULTS, HEALTHY, Server, costs, measured, mixture
 
@@ -97,3 +99,54 @@ def test_roofs_are_those_of_the_data_sheet() -> None:
     assert roofs("h200", 8e9, 8, gpus=2).decode_ms_per_token == pytest.approx(3.333 / 0.75 / 4, rel=1e-3)
     with pytest.raises(KeyError):
         roofs("abacus", 8e9, 16)
+
+
+def test_a_time_is_never_negative_and_has_its_error() -> None:
+    """Waits that grow faster than the prompts bend the line: its intercept is below 0, and no fact."""
+    lengths = {
+        tokens: (sample(wait_ms=wait, prompt_tokens=tokens),) for tokens, wait in ((16, 20), (256, 40), (1024, 500))
+    }
+    crowds = {count: (sample(wait_ms=30 - count, prompt_tokens=16),) for count in (1, 2, 4)}
+    found = fit(lengths, crowds, 0.0)
+    assert found.fixed_ms is not None
+    assert found.fixed_ms < 0
+    told = found.report()
+    assert told["fixed_ms"] == told["queue_ms_per_caller"] == 0
+    assert told["errors_ms"]["fixed_ms"] > 10
+    assert told["told_apart"] == {
+        "fixed_ms": False,
+        "prefill_ms_per_token": True,
+        "decode_ms_per_token": True,
+        "queue_ms_per_caller": False,
+        "decode_ms_per_caller": False,
+    }
+    words = in_words(told)
+    assert words["fixed cost of a request"].startswith("not told apart from 0 (± ")
+    assert "-" not in "".join(words.values())
+    two = fit({tokens: lengths[tokens] for tokens in (256, 1024)}, {}, 0.0).report()
+    assert two["errors_ms"] == {"fixed_ms": None, "prefill_ms_per_token": None}
+    assert in_words(two)["fixed cost of a request"] == "not told apart from 0"
+
+
+def test_the_errors_are_those_of_least_squares() -> None:
+    lengths = {x: (sample(wait_ms=y, prompt_tokens=x),) for x, y in ((0, 1.0), (1, 2.0), (2, 5.0), (3, 6.0))}
+    found = fit(lengths, {}, 0.0)
+    # y = 0.8 + 1.8 x; residuals 0.2, -0.6, 0.6, -0.2: s2 = 0.8 / 2, Sxx = 5.
+    assert found.fixed_ms == pytest.approx(0.8)
+    assert found.errors["prefill_ms_per_token"] == pytest.approx((0.4 / 5) ** 0.5)
+    assert found.errors["fixed_ms"] == pytest.approx((0.4 * (1 / 4 + 1.5**2 / 5)) ** 0.5)
+
+
+def sample(*, wait_ms: float, prompt_tokens: int) -> Sample:
+    first = round(wait_ms * 1e6)
+    return Sample(
+        began_ns=0,
+        resolved_ns=0,
+        connected_ns=0,
+        secured_ns=0,
+        sent_ns=0,
+        first_byte_ns=first,
+        chunks=(Chunk(first), Chunk(first + 5_000_000)),
+        ended_ns=first + 6_000_000,
+        prompt_tokens=prompt_tokens,
+    )

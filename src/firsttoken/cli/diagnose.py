@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ examples:
   firsttoken diagnose https://api.example.com/v1 --model llama --api-key "$KEY" --ttft-p99 80ms --e2e-p99 387ms
   firsttoken diagnose http://gpu7:8000 --gpu h200 --parameters 8B --html report.html
 """
+_LINE_EVERY_S = 10.0
 _LARGEST_CROWD, _LONGEST_PROMPT = 256, 1_000_000
 
 
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         sweep_concurrency=() if options.no_sweep else options.sweep_concurrency,
         seed=options.seed,
     )
-    runs = Session(probe, config, _say).run()
+    runs = Session(probe, config, _Progress().say).run()
     targets = Targets(options.ttft_p99, options.e2e_p99)
     # The command line holds the key: the object names the URL instead.
     head = report.header(command=f"firsttoken diagnose {probe.endpoint}", url=str(probe.endpoint))
@@ -115,12 +117,12 @@ def _probe(options: argparse.Namespace) -> Probe:
 def _reference(options: argparse.Namespace) -> Reference:
     from firsttoken.diagnose.references import GPUS, Reference, roofs
 
+    if options.gpu is not None and options.gpu.lower() not in GPUS:
+        raise ConfigError(f"--gpu {options.gpu!r:.40} is not known: name one of {', '.join(GPUS)}, or leave it out")
     if (options.gpu is None) != (options.parameters is None):
         raise ConfigError("--gpu and --parameters belong together: a roof needs both")
     if options.gpu is None:
         return Reference()
-    if options.gpu.lower() not in GPUS:
-        raise ConfigError(f"--gpu {options.gpu!r:.40} is not known: name one of {', '.join(GPUS)}, or leave it out")
     return roofs(options.gpu.lower(), options.parameters, options.weight_bits, options.gpus)
 
 
@@ -158,7 +160,18 @@ def _write_page(path: Path, result: dict[str, Any]) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _say(text: str) -> None:
-    """What is going on, in one line that the next overwrites, where somebody looks."""
-    if is_terminal(sys.stderr):
-        print(f"\r{text:<40}\r", end="", file=sys.stderr, flush=True)
+class _Progress:
+    """What is going on: at a terminal one line that the next overwrites, elsewhere a line now and then."""
+
+    def __init__(self) -> None:
+        self._terminal = is_terminal(sys.stderr)
+        self._began = self._written = time.monotonic()
+
+    def say(self, text: str) -> None:
+        if self._terminal:
+            print(f"\r{text:<40}\r", end="", file=sys.stderr, flush=True)
+            return
+        now = time.monotonic()
+        if now - self._written >= _LINE_EVERY_S:
+            self._written = now
+            print(f"{now - self._began:.0f} s: {text}", file=sys.stderr, flush=True)

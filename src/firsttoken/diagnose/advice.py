@@ -115,7 +115,7 @@ def _service(cause: str, evidence: Evidence, share: str) -> str:
             return f"even an undisturbed request waits {evidence.hold_ms:.1f} ms {share} before its prefill, {source}"
         case "host":
             growth = evidence.fit.queue_ms_per_caller
-            more = "" if growth is None else f"; each further caller at once adds {growth:.1f} ms"
+            more = "" if growth is None or growth <= 0 else f"; each further caller at once adds {growth:.1f} ms"
             if evidence.loop_lag_ms is not None:
                 more += f"; its event loop wakes up {evidence.loop_lag_ms:.2f} ms late on the average"
             return f"the host's own work takes {evidence.host_ms:.1f} ms {share}, {source}{more}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from firsttoken.core.address import how_to_write
 from firsttoken.core.errors import ConfigError
 
 _PORTS = {"http": 80, "https": 443}
@@ -41,7 +42,8 @@ class Endpoint:
         except ValueError as error:
             raise ConfigError(f"{url!r:.200} is not a server's address: {error}") from None
         if parts.scheme not in _PORTS or not parts.hostname or not url.isascii() or any(sign <= " " for sign in url):
-            raise ConfigError(f"{url!r:.200} is not a server's address: write it as in https://api.example.com/v1")
+            hint = how_to_write(url, "https://api.example.com/v1")
+            raise ConfigError(f"{url!r:.200} is not a server's address: {hint}")
         if parts.username is not None or parts.query or parts.fragment:
             raise ConfigError(f"{url!r:.200} holds more than an address: a key is given with --api-key, no query")
         base = parts.path.rstrip("/").removesuffix("/v1")

@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from firsttoken.diagnose.fit import in_words
 from firsttoken.diagnose.histogram import histogram
 from firsttoken.diagnose.sample import PHASES
 
@@ -42,6 +43,7 @@ def page(result: Mapping[str, Any]) -> str:
         gaps_width=GAPS_WIDTH,
         gaps_height=GAPS_HEIGHT,
         columns=("mean", "p50", "p95", "p99", "max"),
+        fitted=in_words(result["sweep"]),
     )
 
 

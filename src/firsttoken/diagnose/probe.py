@@ -112,8 +112,26 @@ class Probe:
             answer.receive(connection, self.timeout_s)
             if answer.http.has_headers and not answer.streams and len(answer.body) > _MOST_BODY:
                 break
+        if answer.http.status >= 400:
+            raise self.refusal("/v1/chat/completions", answer.http.status, answer.body)
         answer.check()
         return answer
+
+    def refusal(self, path: str, status: int, body: bytes) -> ProbeFailed:
+        """What a status of 400 or more says."""
+        told = error_text(body) or "without a word"
+        if status == 401 and self.api_key is None:
+            text = f"{self.endpoint} asks for a key (401): give it with --api-key"
+        elif status in (401, 403):
+            which = "callers without a key" if self.api_key is None else "this key"
+            text = f"{self.endpoint} refuses {which} ({status}): {told}; give the right one with --api-key"
+        elif status == 404:
+            text = f"{self.endpoint}{path} answered 404: {told}. Is this the API's address, and the model's name right?"
+        elif status == 429:
+            text = f"{self.endpoint} turned the request away (429): {told}"
+        else:
+            text = f"the server answered {status}: {told}"
+        return ProbeFailed("ttfb", text, status=status)
 
     def _send(self, connection: Connection, request: bytes) -> None:
         try:

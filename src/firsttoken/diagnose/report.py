@@ -103,7 +103,7 @@ def _sweep(runs: Runs, evidence: Evidence) -> dict[str, Any]:
         ]
 
     return {
-        **dataclasses.asdict(evidence.fit),
+        **evidence.fit.report(),
         "prompts": points(runs.lengths, "prompt"),
         "concurrency": points(runs.crowds, "concurrency"),
     }

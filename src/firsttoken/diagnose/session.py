@@ -112,6 +112,8 @@ class Session:
 
     def _first_model(self) -> str:
         status, body = self._probe.get("/v1/models")
+        if status >= 400:
+            raise self._probe.refusal("/v1/models", status, body)
         try:
             return str(json.loads(body)["data"][0]["id"])
         except (ValueError, LookupError, TypeError):

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from firsttoken.diagnose.fit import in_words
 from firsttoken.diagnose.histogram import histogram
 from firsttoken.diagnose.sample import PHASES
 
@@ -96,14 +97,7 @@ def _tls(tls: Mapping[str, Any], connection: Mapping[str, Any]) -> str:
 
 
 def _slopes(sweep: Mapping[str, Any]) -> str:
-    words = {
-        "fixed_ms": "fixed {:.2f} ms",
-        "prefill_ms_per_token": "{:.4f} ms a prompt token",
-        "decode_ms_per_token": "{:.2f} ms an output token",
-        "queue_ms_per_caller": "{:.2f} ms more wait for each further caller",
-        "decode_ms_per_caller": "{:.3f} ms more an output token",
-    }
-    parts = [text.format(sweep[name]) for name, text in words.items() if sweep[name] is not None]
+    parts = [f"{title} {words}" for title, words in in_words(sweep).items()]
     return "sweep: " + ", ".join(parts) if parts else ""
 
 
