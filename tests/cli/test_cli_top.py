@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from rich.console import Console
 
+from firsttoken.cli import top_feed
 from firsttoken.cli.main import main
 from firsttoken.cli.top_screen import milliseconds, number, picture, spark
 from firsttoken.cli.top_state import LiveState
@@ -109,9 +110,21 @@ def stream(*told, pause=0.0, key=None):
     return answer
 
 
-def refuse(status, body=b"{}"):
+def raw(data):
+    """A stream that ends after it."""
+
+    def answer(handler):
+        stream()(handler)
+        handler.wfile.write(data)
+
+    return answer
+
+
+def refuse(status, body=b"{}", location=None):
     def answer(handler):
         handler.send_response(status)
+        if location is not None:
+            handler.send_header("Location", location)
         handler.end_headers()
         handler.wfile.write(body)
 
@@ -146,6 +159,19 @@ def test_one_picture_where_there_is_no_terminal(capsys):
         (refuse(503, b'{"error": {"message": "64 listeners read it already."}}'), "503: 64 listeners read it already."),
         (stream("no object"), "of another version?"),
         (stream({"now_ms": 1}), "of another version?"),
+        (stream(first(kv_blocks=None)), "of another version?"),
+        (stream(first(steps=[[1]])), "of another version?"),
+        (stream(first(now_ms=float("nan"))), "of another version?"),
+        (stream(first(unix_ms=1e300)), "of another version?"),
+        (stream(first(rates=[])), "of another version?"),
+        (raw(b'data: {"now_ms"'), "sent what is no frame"),
+        (raw(b"data: " + b"[" * 10**5 + b"\n\n"), "sent what is no frame"),
+        (raw(b"data: " + b"9" * 10**5 + b"\n\n"), "sent what is no frame"),
+        (raw(b"data: \xff\xfe\n\n"), "sent what is no frame"),
+        (raw(b"data: " + b" " * 10**6 + b"7" * 10**6), "sent what is no frame"),
+        (refuse(302, location="http://127.0.0.1:9/there\x9b"), "on to http://127.0.0.1:9/there?: give the address"),
+        (refuse(500, json.dumps({"error": {"message": "\x1b[2Jgone"}}).encode()), "500: ?[2Jgone"),
+        (refuse(500, b"[" * 10**5), "500: Internal Server Error"),
     ],
 )
 def test_what_cannot_be_shown_is_said(capsys, answer, words):
@@ -155,6 +181,35 @@ def test_what_cannot_be_shown_is_said(capsys, answer, words):
         assert words in shown.err
         assert url in shown.err
         assert not shown.out
+
+
+def test_a_key_is_not_for_whom_the_server_names(capsys):
+    asked = []
+    with (
+        server(lambda handler: asked.append(handler.headers) or stream(first())(handler)) as other,
+        server(refuse(307, location=f"{other}/dashboard/live?hz=10")) as url,
+    ):
+        assert main(["top", url, "--once", "--api-key", "secret"]) == 1
+        assert main(["chat", "--url", url, "--api-key", "secret"]) == 1
+        assert capsys.readouterr().err.count(f"on to {other}") == 2
+    assert not asked
+
+
+def test_a_line_without_an_end_fills_no_memory(capsys, monkeypatch):
+    monkeypatch.setattr(top_feed, "_MAX_LINE_BYTES", 1000)
+    with server(raw(b"data: " + b"x" * 10**6)) as url:
+        assert main(["top", url, "--once"]) == 1
+        assert "sent what is no frame" in capsys.readouterr().err
+
+
+def test_what_a_terminal_would_obey_is_not_printed(capsys):
+    told = first(error="\x1b]0;title\x07 \x9b2J")
+    told["engine"]["model"] = "\x1b[31mred"
+    with server(stream(told)) as url:
+        assert main(["top", url, "--once"]) == 0
+        shown = capsys.readouterr().out
+        assert "?[31mred" in shown
+        assert not set(shown) & {chr(code) for code in (*range(10), *range(11, 32), *range(127, 160))}
 
 
 def test_nobody_there(capsys):

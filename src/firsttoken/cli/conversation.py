@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from firsttoken.cli.jobs import Job
+from firsttoken.cli.opener import OPENER, moved
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError, FirstTokenError
 
@@ -167,9 +168,11 @@ class RemoteSource:
     def _open(self, path: str, body: bytes | None) -> http.client.HTTPResponse:
         request = urllib.request.Request(self._base + path, data=body, headers=self._headers)  # noqa: S310  # checked
         try:
-            reply: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self.TIMEOUT_S)  # noqa: S310
+            reply: http.client.HTTPResponse = OPENER.open(request, timeout=self.TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
+                if (elsewhere := moved(self._base, error)) is not None:
+                    raise AnswerFailed(elsewhere) from None
                 raise AnswerFailed(_error_text(_as_object(error.read(1 << 20)), f"HTTP {error.code}")) from None
         except (urllib.error.URLError, OSError) as error:
             reason = getattr(error, "reason", error)
@@ -193,7 +196,7 @@ class RemoteSource:
 def _as_object(raw: bytes) -> dict[str, Any]:
     try:
         value = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from firsttoken.cli.bench_options import duration_ms
@@ -13,6 +15,8 @@ from firsttoken.cli.streams import is_terminal
 from firsttoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from firsttoken.cli.top_feed import LiveFeed
     from firsttoken.cli.top_state import LiveState
 
@@ -30,6 +34,8 @@ examples:
 _SHORTEST_MS, _LONGEST_MS = 100.0, 10_000.0
 # Rates are between two looks: so far apart they are when only one picture is asked for.
 _ONCE_S = 1.0
+# What figures raise that are none: a frame has its names, and what is behind them is anybody's guess.
+_NONSENSE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 _RETRY_S, _LONGEST_RETRY_S = 1.0, 15.0
 
 
@@ -57,19 +63,36 @@ def run(options: argparse.Namespace) -> int:
 def _once(feed: LiveFeed, state: LiveState, *, as_json: bool) -> int:
     from rich.console import Console
 
-    from firsttoken.cli.top_screen import picture
-
     end = time.monotonic() + _ONCE_S
-    for frame in feed.frames():
-        state.add(frame)
+    for _ in _states(feed, state):
         if time.monotonic() >= end:
             break
     if as_json:
         print(json.dumps(state.summary(feed.base)))
     else:
         console = Console(highlight=False)
-        console.print(picture(state, console.width, None))
+        console.print(_picture(feed, state, console.width, None, None))
     return 0
+
+
+def _states(feed: LiveFeed, state: LiveState) -> Iterator[None]:
+    """``state`` after each frame. Raises what `LiveFeed.frames` raises."""
+    with contextlib.closing(feed.frames()) as frames:
+        for frame in frames:
+            try:
+                state.add(frame)
+            except _NONSENSE:
+                raise feed.other_kind() from None
+            yield
+
+
+def _picture(feed: LiveFeed, state: LiveState, width: int, height: int | None, trouble: str | None) -> RenderableType:
+    from firsttoken.cli.top_screen import picture
+
+    try:
+        return picture(state, width, height, trouble)
+    except _NONSENSE:
+        raise feed.other_kind() from None
 
 
 def _live(feed: LiveFeed, state: LiveState) -> int:
@@ -77,19 +100,17 @@ def _live(feed: LiveFeed, state: LiveState) -> int:
     from rich.live import Live
 
     from firsttoken.cli.top_feed import FeedLost
-    from firsttoken.cli.top_screen import picture
 
     console = Console(highlight=False)
     wait = _RETRY_S
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
 
         def show(trouble: str | None) -> None:
-            live.update(picture(state, console.width, console.height, trouble), refresh=True)
+            live.update(_picture(feed, state, console.width, console.height, trouble), refresh=True)
 
         while True:
             try:
-                for frame in feed.frames():
-                    state.add(frame)
+                for _ in _states(feed, state):
                     show(None)
                     wait = _RETRY_S
                 why = "the server ended the stream"

@@ -6,15 +6,18 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
+from firsttoken.cli.opener import OPENER, moved, printable
 from firsttoken.core.errors import ConfigError, FirstTokenError
 from firsttoken.diagnose.endpoint import Endpoint
 
 # A feed is silent for one interval; longer than this past it, and it is lost.
 _SILENCE_S = 10.0
 _MAX_ERROR_BYTES = 1 << 16
+# Far above any frame. A longer line comes in pieces, and a piece is no frame.
+_MAX_LINE_BYTES = 16 << 20
 # What a picture cannot be made without.
 _NEEDED = frozenset(
     ["now_ms", "unix_ms", "state", "error", "running", "waiting", "kv_blocks", "classes", "rates", "steps", "requests"]
@@ -43,25 +46,29 @@ class LiveFeed:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s = _SILENCE_S + 1 / hz
 
-    def frames(self) -> Iterator[dict[str, Any]]:
+    def frames(self) -> Generator[dict[str, Any], None, None]:
         """Frames as they come, until the server ends the stream. Raises `NoFeed` and `FeedLost`."""
         with self._open() as reply:
             try:
-                for line in reply:
+                while line := reply.readline(_MAX_LINE_BYTES):
                     if line.startswith(b"data: "):
-                        frame = json.loads(line[6:])
+                        frame = printable(json.loads(line[6:]))
                         if not (isinstance(frame, dict) and frame.keys() >= _NEEDED):
-                            raise NoFeed(f"{self.base} has a live feed of another kind: is it of another version?")
+                            raise self.other_kind()
                         yield frame
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise FeedLost(f"{self.base} sent what is no frame") from None
             except (OSError, http.client.HTTPException) as error:
                 raise FeedLost(f"the connection to {self.base} broke: {_told(error)}") from None
 
+    def other_kind(self) -> NoFeed:
+        """For frames of which no picture can be made."""
+        return NoFeed(f"{self.base} has a live feed of another kind: is it of another version?")
+
     def _open(self) -> http.client.HTTPResponse:
         request = urllib.request.Request(self._url, headers=self._headers)  # noqa: S310  # an Endpoint is http or https
         try:
-            reply: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout_s)  # noqa: S310
+            reply: http.client.HTTPResponse = OPENER.open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refused(error) from None
@@ -77,14 +84,16 @@ class LiveFeed:
             return NoFeed(f"{self.base} asks for a key: give the right one with --api-key")
         if error.code in (404, 405, 501):
             return NoFeed(f"{self.base} answers, but has no live feed: it is not firsttoken's server, or an older one")
+        if (elsewhere := moved(self.base, error)) is not None:
+            return NoFeed(elsewhere)
         return FeedLost(f"{self.base} answered with {error.code}: {_message(error)}")
 
 
 def _message(error: urllib.error.HTTPError) -> str:
     try:
-        return str(json.loads(error.read(_MAX_ERROR_BYTES))["error"]["message"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return error.reason
+        return str(printable(json.loads(error.read(_MAX_ERROR_BYTES))["error"]["message"]))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, http.client.HTTPException):
+        return str(printable(error.reason))
 
 
 def _told(error: Exception) -> str:
