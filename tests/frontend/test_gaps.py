@@ -6,8 +6,15 @@ import asyncio
 import time
 from array import array
 
+import pytest
+
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms
+from firsttoken.core.step_record import StepRecord
+from firsttoken.core.timeline import Mark
+from firsttoken.frontend.gaps import steps_of
+from firsttoken.observability.step_history import StepHistory
+from firsttoken.observability.worst_gap import Gap, worst_gap
 from tests.support.stub_llm import PROMPT, read, says
 
 PAUSE_S = 0.25
@@ -95,3 +102,45 @@ async def test_it_is_told_after_the_request_has_ended_too(serve):
     (ended,) = llm.recent.latest(1)
     assert llm.recent.of_engine(ended.engine_ids[0]) is ended
     assert ended.account["worst_gap"]["ms"] > 1
+
+
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def minutes() -> tuple[StepHistory, list[StepRecord]]:
+    """Two minutes of steps, 200 a second; in each that is divisible by 10 somebody's prompt."""
+    records = []
+    for number in range(24_000):
+        at = 5 * MS * number
+        prompt = 32 if number % 10 == 0 else 0
+        preempted = int(number == 6_100)
+        times = (at, at + 1000, at + 2000, at + 4 * MS, at + 4 * MS + 1000)
+        records.append(StepRecord(number, *times, decode_rows=8, prefill_tokens=prompt, preempted=preempted))
+    history = StepHistory()
+    history.add(records)
+    return history, records
+
+
+@pytest.mark.parametrize(
+    ("gap", "stamps", "cause"),
+    [
+        # He had taken nothing for a minute.
+        (Gap(9, 30_004 * MS, 30_005 * MS, 30_010 * MS, 90_000 * MS, 90_001 * MS), [], "write"),
+        # The API process stood still for a minute.
+        (Gap(9, 30_004 * MS, 30_005 * MS, 30_010 * MS, 30_010 * MS, 90_001 * MS), [], "api"),
+        # It had no place for a minute.
+        (
+            Gap(9, 30_004 * MS, 30_005 * MS, 90_004 * MS + 2000, 90_004 * MS + 2000, 90_005 * MS),
+            [(int(Mark.PREEMPTED), 30_500 * MS)],
+            "preemption",
+        ),
+    ],
+)
+def test_a_gap_of_a_minute_is_explained_from_a_few_of_its_steps(minutes, gap, stamps, cause):
+    history, records = minutes
+    steps = steps_of(gap, stamps, history)
+    found = worst_gap(gap, stamps, steps, str)
+    assert found["cause"] == cause
+    assert found == worst_gap(gap, stamps, records[5_700:], str)
+    assert len(steps) < 1000

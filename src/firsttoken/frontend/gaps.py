@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S
+from firsttoken.core.step_record import StepRecord
+from firsttoken.core.timeline import Mark
 from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.times import RequestTimes
 from firsttoken.observability.recent import RecentRequests
 from firsttoken.observability.step_history import StepHistory
-from firsttoken.observability.worst_gap import worst_gap
+from firsttoken.observability.worst_gap import Gap, worst_gap
 
 # How long before the gap steps are looked at for what is usual: so many times the gap, between these bounds.
 _LOOK_BACK = 16
 _LEAST_BACK_NS, _MOST_BACK_NS = 50 * NS_PER_MS, NS_PER_S
+# Of a gap in which the request had no place in the batch, so long after it was taken and before the token came.
+_AROUND_NS = NS_PER_S
 _OTHERS = "another caller's"
 
 
@@ -45,6 +50,17 @@ class GapSources:
         return f"request {owner.id}"
 
 
+def steps_of(gap: Gap, stamps: Sequence[tuple[int, int]], history: StepHistory) -> list[StepRecord]:
+    """The records that `worst_gap` looks at. A caller who does not read, or a preemption, may make a gap of minutes, in
+    which others had hundreds of thousands of steps: to look at them all would hold up the event loop."""
+    back = min(max(_LOOK_BACK * (gap.end - gap.start), _LEAST_BACK_NS), _MOST_BACK_NS)
+    first, last = gap.start - back, min(max(gap.arrived, gap.start), gap.end)
+    taken = next((ns for mark, ns in stamps if mark == Mark.PREEMPTED and gap.start <= ns < last), last)
+    if last - taken <= 2 * _AROUND_NS:
+        return history.between(first, last)
+    return history.between(first, taken + _AROUND_NS) + history.between(last - _AROUND_NS, last)
+
+
 @dataclass(frozen=True, slots=True)
 class AccountMaker:
     """Makes the account when it is asked for. ``engine_ids`` are all answers' of the request."""
@@ -63,9 +79,8 @@ class AccountMaker:
         gap, sources = self.times.worst, self.sources
         if gap is None or sources is None:
             return None
-        back = min(max(_LOOK_BACK * (gap.end - gap.start), _LEAST_BACK_NS), _MOST_BACK_NS)
-        steps = sources.steps.between(gap.start - back, gap.end)
-        return worst_gap(gap, self.times.timeline.stamps(), steps, self._whose)
+        stamps = self.times.timeline.stamps()
+        return worst_gap(gap, stamps, steps_of(gap, stamps, sources.steps), self._whose)
 
     def _whose(self, engine_id: int) -> str:
         if engine_id in self.engine_ids:
