@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from firsttoken.checkpoint.checkpoint import TensorInfo
+from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.checkpoint.model_config import ModelConfig, RopeConfig
 from firsttoken.core.clock import NS_PER_S, clock_replaced, now_ns
 from firsttoken.core.engine_args import EngineArgs
@@ -228,3 +229,20 @@ def test_kv_files_take_32_gib_unless_told(monkeypatch):
     for given, cap in [({}, 32 * GIB), ({"kv_disk_size": GIB}, GIB)]:
         disk = _resolve(kv_disk="/x", kv_host_memory=64 * MIB, **given).disk
         assert (str(disk.folder), disk.cap_bytes) == ("/x", cap)
+
+
+def test_rounded_weights_leave_room_for_kv_and_their_gaps_as_long_as_they_were():
+    checkpoint, gpu = open_checkpoint("random:llama-3.1-8b"), PlannedGPU(KNOWN["h200"])
+    found = {
+        name: resolve(EngineArgs(quantization=name, max_num_seqs=64), checkpoint, [gpu])[1]
+        for name in ("none", "fp8", "int4")
+    }
+    blocks = {name: config.executor.kv_blocks for name, config in found.items()}
+    bytes_per_block = found["none"].executor.kv_format.bytes_per_block
+    assert 9 * GIB < (blocks["int4"] - blocks["none"]) * bytes_per_block < 11 * GIB
+    assert 6 * GIB < (blocks["fp8"] - blocks["none"]) * bytes_per_block < 8 * GIB
+    alone, row = StepLoad(1, 512, 0, 0), StepLoad(8, 8 * 512, 0, 0)
+    steps = {name: config.step_time for name, config in found.items()}
+    assert steps["int4"].ms(alone) < 0.45 * steps["none"].ms(alone)
+    chunks = {name: config.budget.prefill_tokens(row, 0) for name, config in found.items()}
+    assert chunks["int4"] >= 0.4 * chunks["none"], "prompts go on beside rows that decode faster"

@@ -13,16 +13,17 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.step_sizes import next_size
 from firsttoken.devices.cpu import one_of
-from firsttoken.devices.interface import Device, DevicePolicy
+from firsttoken.devices.interface import Device, DevicePolicy, WeightChoice
 from firsttoken.devices.registry import choose_device
 from firsttoken.engine.affinity import check_core
 from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.executor.config import ExecutorConfig
+from firsttoken.executor.memory_plan.weights import ROUNDED_BITS, plan_weights
 from firsttoken.kvcache.disk import DiskConfig
 from firsttoken.kvcache.eviction import make_policy
 from firsttoken.kvcache.host import available_memory, host_blocks
-from firsttoken.scheduler.budget import Budget
+from firsttoken.scheduler.budget import Budget, TimeBudget
 from firsttoken.scheduler.step_learner import LearningStepTime
 from firsttoken.scheduler.step_prior import ModelCost, rough_step_time
 from firsttoken.scheduler.step_time import StepTime
@@ -80,10 +81,10 @@ def resolve(
         head_dim=config.head_dim,
     )
     free = facts.free_memory - policy.fixed_memory
-    weight_bytes = _weight_bytes(checkpoint, weights.dtype, free)
+    weight_bytes = _weight_bytes(checkpoint, weights, free)
     left = free - weight_bytes
     step_time = LearningStepTime(rough_step_time(policy.roof, _cost(checkpoint, weight_bytes, kv_format), policy.sizes))
-    budget = _budget(args, policy, step_time)
+    budget = _budget(args, policy, step_time, weights.quantization)
     max_num_seqs = _positive("max_num_seqs", args.max_num_seqs, _MAX_NUM_SEQS)
     host = HostClock()
     window = _window(args, max_num_seqs, step_time, host)
@@ -145,11 +146,14 @@ def _disk(args: EngineArgs) -> DiskConfig | None:
     return DiskConfig(folder=Path(args.kv_disk), cap_bytes=_given(args.kv_disk_size, _KV_DISK_SIZE))
 
 
-def _budget(args: EngineArgs, policy: DevicePolicy, step_time: StepTime) -> Budget:
+def _budget(args: EngineArgs, policy: DevicePolicy, step_time: StepTime, quantization: str) -> Budget:
     for option in ("prefill_tokens", "mixed_prefill_tokens"):
         if getattr(args, option) is not None:
             _positive(option, getattr(args, option))
-    return policy.budget(step_time).limited(args.prefill_tokens, args.mixed_prefill_tokens)
+    budget = policy.budget(step_time)
+    if isinstance(budget, TimeBudget) and quantization in policy.row_gain:
+        budget = budget.stretched(policy.row_gain[quantization])
+    return budget.limited(args.prefill_tokens, args.mixed_prefill_tokens)
 
 
 def _window(args: EngineArgs, max_num_seqs: int, step_time: StepTime, host: HostClock) -> BatchWindow | None:
@@ -177,12 +181,17 @@ def _cost(checkpoint: Checkpoint, weight_bytes: int, kv_format: KVFormat) -> Mod
     )
 
 
-def _weight_bytes(checkpoint: Checkpoint, dtype: str, free: int) -> int:
+def _weight_bytes(checkpoint: Checkpoint, weights: WeightChoice, free: int) -> int:
     """Weights that cannot fit are refused before the system runs out of memory and ends some process for it."""
-    need = sum(info.num_elements for info in checkpoint.tensors.infos().values()) * _BYTES[dtype]
+    kept_as = weights.dtype
+    if weights.quantization in ROUNDED_BITS:
+        kept_as = weights.quantization
+        need = plan_weights(checkpoint, "cuda", weights.dtype, weights.quantization).kept
+    else:
+        need = sum(info.num_elements for info in checkpoint.tensors.infos().values()) * _BYTES[weights.dtype]
     if need > free:
         raise ConfigError(
-            f"the weights of {checkpoint.name} take {need / GIB:.1f} GiB in {dtype}, but only "
+            f"the weights of {checkpoint.name} take {need / GIB:.1f} GiB in {kept_as}, but only "
             f"{free / GIB:.1f} GiB of memory are free: choose a smaller model"
         )
     return need

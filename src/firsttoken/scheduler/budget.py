@@ -163,6 +163,13 @@ class TimeBudget(msgspec.Struct):
     def most(self) -> int:
         return max(tokens for _, tokens in self.alone)
 
+    def stretched(self, by: float) -> TimeBudget:
+        """The same for weights with which decode rows take less time and prompts do not, so that gaps beside prompts
+        last what they would last without."""
+        return msgspec.structs.replace(
+            self, stretch=self.stretch * by, added=self.added * by, crowded=self.crowded * by
+        )
+
     def limited(self, alone: int | None, mixed: int | None) -> Budget:
         if mixed is not None:
             return TokenCap(_level(self.alone, 0) if alone is None else alone, mixed)
