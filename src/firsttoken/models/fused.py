@@ -18,7 +18,7 @@ from firsttoken.kernels.embed.triton import embed
 from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
 from firsttoken.kernels.linear.small import Norm, Workspace, small_linear
 from firsttoken.kernels.packed_linear.config import PackedConfig, default_config
-from firsttoken.kernels.packed_linear.layout import PackedWeight
+from firsttoken.kernels.packed_linear.layout import PackedFormat, PackedWeight
 from firsttoken.kernels.packed_linear.many import many_rows
 from firsttoken.kernels.packed_linear.small import packed_linear
 from firsttoken.kernels.paged_attention import AttentionParams
@@ -67,6 +67,9 @@ class _Stream:
     squares: Tensor  # float32 [M, P]: partial sums of squares of hidden
 
 
+# Rows up to which the small kernels are faster than the vendor's library, for weights in bfloat16 `MAX_ROWS`; int4 has
+# to be written as FP8 for that.
+FEW_ROWS: dict[PackedFormat, int] = {"int4": 32, "fp8": 16}
 AnyConfig = LinearConfig | PackedConfig
 ChooseLinear = Callable[[OpKind, int, int, int], LinearConfig]
 """The config of a product of some kind over weights ``[n, k]`` with some rows."""
@@ -103,6 +106,8 @@ class FusedDecoder:
         self._choose_linear = choose_linear
         self._workspace = self._make_workspace()
         self._scratch = self._make_scratch()
+        weight = self.layers[0].qkv.weight
+        self._few_rows = FEW_ROWS[weight.format] if isinstance(weight, PackedWeight) else MAX_ROWS
 
     @property
     def nbytes(self) -> int:
@@ -113,7 +118,7 @@ class FusedDecoder:
         return self.embedding.nbytes + layers + head
 
     def forward(self, step: StepView) -> Logits | None:
-        if self.deterministic or step.slots.shape[0] <= MAX_ROWS:
+        if self.deterministic or step.slots.shape[0] <= self._few_rows:
             return self._forward_few(step)
         return self._forward_many(step)
 
