@@ -67,8 +67,8 @@ class _Stream:
     squares: Tensor  # float32 [M, P]: partial sums of squares of hidden
 
 
-# Rows up to which the small kernels are faster than the vendor's library, for which int4 has to be written as FP8: a step
-# of 64 rows of an 8B takes 8.2 ms with the former and 10.1 with the latter, one of FP8 weights 9.6 and 5.8.
+# Rows up to which the small kernels are faster than the vendor's library, for which int4 has to be written as FP8: 64
+# rows of an 8B take 8.2 ms with the former and 10.1 with the latter, of FP8 weights 9.6 and 5.8.
 FEW_ROWS: dict[PackedFormat, int] = {"int4": MAX_ROWS, "fp8": 16}
 AnyConfig = LinearConfig | PackedConfig
 ChooseLinear = Callable[[OpKind, int, int, int], LinearConfig]
