@@ -84,10 +84,17 @@ VALUES: dict[str, tuple[str, str, Any]] = {
 }
 
 
+NEEDED = {
+    "targets": 'api-key = "dashboard=k"\n',
+    "kv-disk": "kv-host-memory = 4096\n",
+    "kv-disk-size": 'kv-disk = "/x"\nkv-host-memory = 4096\n',
+}
+
+
 @pytest.mark.parametrize("key", keys_of(parser()))
 def test_every_flag_is_a_key(key: str, tmp_path: Path) -> None:
     text, name, value = VALUES[key]
-    more = 'api-key = "dashboard=k"\n' if key == "targets" else ""
+    more = NEEDED.get(key, "")
     given = options(tmp_path, f"{key} = {text}\n{more}")
     assert getattr(given, name) == value
     server_config(given)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
+import socket
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ from firsttoken.cli import report
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import CheckpointError, ConfigError, InvalidRequest
 from firsttoken.version import __version__
+from tests.diagnose.double import listening
 
 
 def children_s() -> float:
@@ -63,6 +66,35 @@ def test_bad_usage_exits_with_2(argv: list[str]) -> None:
         (["serve", "--port", "x"], "usage: firsttoken serve [MODEL] [options]", "'x' is not a whole number"),
         (["version", "x"], "usage: firsttoken version [options]", "unrecognized arguments: x"),
         (["fly"], "usage: firsttoken COMMAND [options]", "invalid choice: 'fly'"),
+        (["sevre"], "usage: firsttoken COMMAND [options]", "; did you mean serve?"),
+        (["serve", "--flight-dri=x"], "usage: firsttoken serve [MODEL] [options]", "; did you mean --flight-dir?"),
+        (["bench", "lod"], "usage: firsttoken bench WHAT [options]", "; did you mean load?"),
+        (
+            ["bench", "load", "--rate", "3", "--tagrets", "x"],
+            "usage: firsttoken bench load [MODEL] [options]",
+            "did you mean --targets?",
+        ),
+        (["simulate", "cache", "--jsno"], "usage: firsttoken simulate cache [options]", "; did you mean --json?"),
+        (
+            ["serve", "--kv-eviction", "lur"],
+            "usage: firsttoken serve [MODEL] [options]",
+            "'lur' is no eviction policy: known are default",
+        ),
+        (
+            ["serve", "--batch-window", "soon"],
+            "usage: firsttoken serve [MODEL] [options]",
+            "'soon' is no batch window: give a time",
+        ),
+        (
+            ["top", "http://x", "--interval", "0"],
+            "usage: firsttoken top URL [options]",
+            "'0' is not a time from 100ms to 10s",
+        ),
+        (
+            ["top", "http://x", "--interval", "11s"],
+            "usage: firsttoken top URL [options]",
+            "must be from 100ms to 10s, got '11s'",
+        ),
     ],
 )
 def test_bad_usage_is_two_lines(argv: list[str], usage: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +135,55 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_pull, "pull", fail)
     with pytest.raises(ZeroDivisionError):
         cli.main(["pull"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ["serve", "--kv-disk", "x"],
+            "--kv-disk 'x' needs host memory that its files pass through: give --kv-host-memory",
+        ),
+        (["serve", "--kv-disk-size", "1GiB"], "--kv-disk-size of 1024 MiB is for the files in --kv-disk, which is not"),
+        (["serve", "--kv-host-memory", "1GiB", "--no-prefix-caching"], "found again, and --prefix-caching is off"),
+        (["serve", "--otlp-endpoint", "x"], "--otlp-endpoint must be a URL"),
+        (["serve", "--flight-dir", "/dev/null/x"], "--flight-dir: cannot write to /dev/null/x: Not a directory; name"),
+        (["bench", "load", "127.0.0.1:8000", "--rate", "1"], "did you mean http://127.0.0.1:8000?"),
+        (["chat", "--url", "localhost:8000/v1"], "did you mean http://localhost:8000/v1?"),
+        (["top", "localhost:8000"], "did you mean http://localhost:8000?"),
+    ],
+)
+def test_usage_errors_are_told_at_once_and_by_the_flags_names(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert cli.main(argv) == 2
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert "kv_" not in shown
+
+
+def test_a_usual_flight_folder_that_cannot_be_written_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert cli.main(["serve", "--kv-disk", "x"]) == 2  # it came that far
+    assert "cannot write to /dev/null/firsttoken/flights: Not a directory, so nothing will be kept" in (
+        capsys.readouterr().err
+    )
+
+
+def test_https_where_there_is_no_tls(capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with listening(answer) as port:
+        url = f"https://127.0.0.1:{port}"
+        for argv in (["top", url], ["chat", "--url", url], ["bench", "load", url, "--rate", "1"], ["diagnose", url]):
+            assert cli.main(argv) == 1
+            assert "does not speak TLS (https)" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

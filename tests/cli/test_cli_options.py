@@ -102,8 +102,11 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--max-num-seqs", "3"], {"max_num_seqs": 3}),
     (["--kv-memory", "2GiB"], {"kv_memory": 2 << 30}),
     (["--kv-host-memory", "3GiB"], {"kv_host_memory": 3 << 30}),
-    (["--kv-disk", "/x"], {"kv_disk": "/x"}),
-    (["--kv-disk-size", "5GiB"], {"kv_disk_size": 5 << 30}),
+    (["--kv-disk", "/x", "--kv-host-memory", "9g"], {"kv_disk": "/x", "kv_host_memory": 9 << 30}),
+    (
+        ["--kv-disk-size", "5GiB", "--kv-disk", "/x", "--kv-host-memory", "9g"],
+        {"kv_disk_size": 5 << 30, "kv_disk": "/x", "kv_host_memory": 9 << 30},
+    ),
     (["--kv-eviction", "lru"], {"kv_eviction": "lru"}),
     (["--no-prefix-caching"], {"prefix_caching": False}),
     (["--prefix-caching"], {"prefix_caching": True}),

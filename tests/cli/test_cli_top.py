@@ -73,7 +73,7 @@ def first(**changes):
 
 
 @contextmanager
-def server(answer):
+def server(answer, port=0):
     """A server whose GET is ``answer(handler)``; gives its URL."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -84,7 +84,7 @@ def server(answer):
         def log_message(self, *_):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
@@ -219,7 +219,7 @@ def test_nobody_there(capsys):
     assert "is the server running?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["ftp://x"], ["http://x", "--interval", "11s"], ["http://x", "--api-key", "a\nb"]])
+@pytest.mark.parametrize("words", [["ftp://x"], ["http://x", "--api-key", "a\nb"]])
 def test_bad_usage(capsys, words):
     assert main(["top", *words]) == 2
     assert "error: " in capsys.readouterr().err
@@ -277,8 +277,9 @@ def test_numbers():
     assert spark([0, 1, 2, 4, float("nan")]) == "▁▂▄█ "
 
 
-def test_the_live_screen_outlives_its_server_and_ends_by_ctrl_c():
-    """In a real terminal: shown, the stream ends, it says so, comes back by itself, and Ctrl-C leaves."""
+@contextmanager
+def live(url):
+    """``top`` in a real terminal; gives its process and ``until(words, since)``, which waits for what it shows."""
     leader, follower = pty.openpty()
     seen = bytearray()
 
@@ -297,19 +298,37 @@ def test_the_live_screen_outlives_its_server_and_ends_by_ctrl_c():
         return len(seen)
 
     threading.Thread(target=read, daemon=True).start()
-    with server(stream(*([first()] + [frame(at) for at in range(1, 4)]), pause=0.1)) as url:
-        command = [sys.executable, "-m", "firsttoken.cli.main", "top", url, "--interval", "100ms"]
-        child = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
-        try:
-            until(b"running")
-            at = until(b"not connected")
-            assert b"trying again in" in seen
-            until(b"busy", at)
-            child.send_signal(2)
-            assert child.wait(10) == 130
-        finally:
-            child.kill()
-            child.wait()
-            os.close(follower)
+    command = [sys.executable, "-m", "firsttoken.cli.main", "top", url, "--interval", "100ms"]
+    child = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
+    try:
+        yield child, until
+    finally:
+        child.kill()
+        child.wait()
+        os.close(follower)
     assert b"Traceback" not in seen
     assert seen.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?1049l" in seen, "the terminal is as it was"
+
+
+def test_the_live_screen_outlives_its_server_and_ends_by_ctrl_c():
+    """In a real terminal: shown, the stream ends, it says so, comes back by itself, and Ctrl-C leaves."""
+    answer = stream(*([first()] + [frame(at) for at in range(1, 4)]), pause=0.1)
+    with server(answer) as url, live(url) as (child, until):
+        until(b"running")
+        at = until(b"not connected")
+        until(b"trying again in")
+        until(b"busy", at)
+        child.send_signal(2)
+        assert child.wait(10) == 130
+
+
+def test_the_live_screen_waits_for_a_server_that_is_not_there_yet():
+    with server(refuse(404)) as url:
+        pass
+    with live(url) as (child, until):
+        until(b"trying again in")
+        until(b"is the server running?")
+        with server(stream(first(), frame(1)), port=int(url.rpartition(":")[2])):
+            until(b"busy")
+            child.send_signal(2)
+            assert child.wait(10) == 130

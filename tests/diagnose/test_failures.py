@@ -59,7 +59,7 @@ def test_https_to_a_server_that_answers_in_plain() -> None:
     with listening(handle) as port:
         error = failure(f"https://127.0.0.1:{port}/proxy/v1")
     assert error.phase == "tls"
-    assert f"port {port} does not speak TLS (https): try http://127.0.0.1:{port}/proxy" in str(error)
+    assert f"it does not speak TLS (https): try http://127.0.0.1:{port}/proxy" in str(error)
 
 
 def test_http_to_a_server_that_speaks_tls(certificate) -> None:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=HelpFormatter,
         )
         part.add_arguments(sub)
-        sub.set_defaults(measure=part.run, refuse=sub.error)
+        sub.set_defaults(measure=part.run, parser=sub)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firsttoken.cli.bench_options import duration_ms, run_async, say
+from firsttoken.core.address import how_to_write, lacks_scheme
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
 
@@ -44,7 +45,11 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def is_url(options: argparse.Namespace) -> bool:
-    return str(getattr(options, "model", "")).startswith(("http://", "https://"))
+    """Whether the MODEL that was given is a server's. Raises `ConfigError` for one that would be but for its scheme."""
+    model = str(getattr(options, "model", ""))
+    if lacks_scheme(model):
+        raise ConfigError(f"{model!r:.200} is no model, and no server's URL: {how_to_write(model, '')}")
+    return model.startswith(("http://", "https://"))
 
 
 def refuse_server_options(options: argparse.Namespace) -> None:

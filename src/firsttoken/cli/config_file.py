@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from firsttoken.cli.options import natural_int, port, positive_int, size, targets, whole_int
+from firsttoken.cli.options import meant, natural_int, port, positive_int, size, targets, whole_int
 from firsttoken.core.errors import ConfigError
 from firsttoken.server.config import ServerConfig
 
@@ -54,7 +54,9 @@ def read_config(path: Path, keys: dict[str, argparse.Action]) -> dict[str, Any]:
         if _is_table(value):
             raise ConfigError(f"{path}: [{key}] is a table: keys are not in tables here, write them at the file's top")
         if action is None:
-            raise ConfigError(f"{path}: unknown option {key!r:.80}; known are {', '.join(sorted(keys))}")
+            raise ConfigError(
+                f"{path}: unknown option {key!r:.80}; known are {', '.join(sorted(keys))}{meant(key, keys)}"
+            )
         if action.dest in fields:
             raise ConfigError(f"{path}: {key} is given twice, with - and with _")
         try:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from firsttoken.cli.jobs import Job
 from firsttoken.cli.opener import OPENER, moved
+from firsttoken.core.address import how_to_write, is_without_tls, without_tls
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError, FirstTokenError
 
@@ -127,7 +128,8 @@ class RemoteSource:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ConfigError(f"--url {url!r} is not a server's address: write it as in http://127.0.0.1:8000")
+            hint = how_to_write(url, "http://127.0.0.1:8000")
+            raise ConfigError(f"--url {url!r} is not a server's address: {hint}")
         self._base = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if api_key is not None:
@@ -176,6 +178,8 @@ class RemoteSource:
                 raise AnswerFailed(_error_text(_as_object(error.read(1 << 20)), f"HTTP {error.code}")) from None
         except (urllib.error.URLError, OSError) as error:
             reason = getattr(error, "reason", error)
+            if is_without_tls(reason):
+                raise AnswerFailed(f"cannot reach {self._base}: {without_tls(self._base)}") from None
             raise AnswerFailed(f"cannot reach {self._base}: {reason}; is the server running?") from None
         return reply
 

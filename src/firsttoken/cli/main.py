@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from firsttoken.cli import (
     version,
     warm,
 )
-from firsttoken.cli.options import HelpFormatter
+from firsttoken.cli.options import HelpFormatter, meant
 from firsttoken.core.errors import ConfigError, FirstTokenError, InvalidRequest
 from firsttoken.observability.logging import setup_logging
 from firsttoken.version import __version__
@@ -75,10 +76,26 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 
+_NO_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)", re.DOTALL)
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong and where help is, not the whole usage."""
 
+    def unknown(self, words: Sequence[str]) -> NoReturn:
+        """Refuse words that no option takes."""
+        flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+        typed = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
+        self.error("unrecognized arguments: " + " ".join(words) + meant(typed, flags))
+
+    def flags(self) -> dict[str, str]:
+        """Of options whose names have several words, by what they are called in Python."""
+        flags = (flag for action in self._actions for flag in action.option_strings if flag.startswith("--"))
+        return {flag[2:].replace("-", "_"): flag for flag in flags if "-" in flag[2:]}
+
     def error(self, message: str) -> NoReturn:
+        if found := _NO_CHOICE.search(message):
+            message += meant(found[1], [word.strip("' ") for word in found[2].split(",")])
         names = [str(action.metavar) for action in self._actions if not action.option_strings]
         words = [f"[{name}]" if name == "MODEL" else name for name in names]
         print(
@@ -104,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=HelpFormatter,
         )
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run, refuse=sub.error)
+        sub.set_defaults(run=command.run, parser=sub)
     return parser
 
 
@@ -112,14 +129,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Usage errors that argparse finds raise ``SystemExit(2)``."""
     options, unknown = build_parser().parse_known_args(argv)
     if unknown:
-        options.refuse("unrecognized arguments: " + " ".join(unknown))
+        options.parser.unknown(unknown)
     setup_logging(getattr(options, "log_level", "warning"), json_lines=getattr(options, "log_json", False))
     try:
         return int(options.run(options))
     except (ConfigError, InvalidRequest) as error:
-        return _report(options.command, error, USAGE)
+        return _report(options.command, _with_flags(str(error), options.parser), USAGE)
     except FirstTokenError as error:
-        return _report(options.command, error, FAILED)
+        return _report(options.command, _with_flags(str(error), options.parser), FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -130,6 +147,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A full disk, a file that may not be read: the system's own words say it, a traceback adds nothing.
         where = f"{error.filename}: " if error.filename is not None else ""
         return _report(options.command, f"{where}{error.strerror or error}", FAILED)
+
+
+def _with_flags(text: str, parser: Parser) -> str:
+    """Errors name options as in Python: who is at the command line knows them as flags."""
+    flags = parser.flags()
+    return re.sub(r"(?<![\w./-])[a-z]+(?:_[a-z0-9]+)+(?![\w./])", lambda name: flags.get(name[0], name[0]), text)
 
 
 def _report(command: str, error: Exception | str, code: int) -> int:

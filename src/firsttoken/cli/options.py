@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from firsttoken.core.duration import milliseconds
 from firsttoken.core.engine_args import DEFAULT_MODEL, EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.sampling_params import SamplingParams
@@ -27,6 +30,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=110)
+
+
+def meant(typed: str, known: Iterable[str]) -> str:
+    """The end of a message that refuses ``typed``: the one of ``known`` words that it resembles, if there is one."""
+    found = difflib.get_close_matches(typed, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 # ---------------------------------------------------------------- values
@@ -91,6 +100,26 @@ def targets(path: str) -> Targets:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def eviction(text: str) -> str:
+    """A policy's name."""
+    from firsttoken.kvcache.eviction import POLICY_NAMES
+
+    if text not in POLICY_NAMES:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no eviction policy: known are {', '.join(POLICY_NAMES)}")
+    return text
+
+
+def batch_window(text: str) -> str:
+    """A time, 0 or a name, as `scheduler.window` has them."""
+    if text not in ("0", "adaptive", "predicted"):
+        try:
+            milliseconds(text)
+        except ValueError:
+            words = f"{text!r:.80} is no batch window: give a time as in 2ms, adaptive or predicted"
+            raise argparse.ArgumentTypeError(words) from None
+    return text
+
+
 # ---------------------------------------------------------------- engine
 
 
@@ -122,7 +151,9 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "kv_host_memory": Option("host memory for KV that the cache evicts, as in 64GiB (default: none)", size, "SIZE"),
     "kv_disk": Option("folder for KV files, kept over restarts; needs --kv-host-memory (default: none)", str, "FOLDER"),
     "kv_disk_size": Option("most that those files take; needs --kv-disk (default: 32GiB)", size, "SIZE"),
-    "kv_eviction": Option("what the KV cache evicts first: default, lru, lfu, arc, s3fifo or hybrid", str, "POLICY"),
+    "kv_eviction": Option(
+        "what the KV cache evicts first: default, lru, lfu, arc, s3fifo or hybrid", eviction, "POLICY"
+    ),
     "prefix_caching": Option("reuse KV of equal prompt beginnings (default: on)", bool),
     "prefill_tokens": Option("prompt tokens in a step without decoding (default: auto)", positive_int, "TOKENS"),
     "mixed_prefill_tokens": Option("prompt tokens in a step that also decodes (default: auto)", positive_int, "TOKENS"),
@@ -130,7 +161,8 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "threads": Option("CPU threads that compute (default: one a core that others leave)", positive_int, "N"),
     "batch_window": Option(
         "how long a prompt waits for others to join its step: a time, adaptive or predicted (default: 0)",
-        metavar="TIME|NAME",
+        batch_window,
+        "TIME|NAME",
     ),
     "deterministic": Option("equal bits whatever else is in the batch; slower, GPU only (default: off)", bool),
     "engine_core": Option("processor that the engine's own thread keeps to (default: any)", natural_int, "CORE"),
@@ -162,7 +194,9 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
     if given.get("flight_dir") == NO_FOLDER:
         given["flight_dir"] = None
     try:
-        return msgspec.convert(given, EngineArgs)
+        args = msgspec.convert(given, EngineArgs)
+        args.check_tiers()
+        return args
     except msgspec.ValidationError as error:
         raise ConfigError(f"engine options: {error}") from None
 

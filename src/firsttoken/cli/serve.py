@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 from contextlib import closing
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firsttoken.cli.options import (
+    NO_FOLDER,
     add_engine_options,
     add_log_level,
     add_model_argument,
@@ -18,6 +20,7 @@ from firsttoken.cli.options import (
     positive_int,
     size,
 )
+from firsttoken.core.errors import ConfigError
 from firsttoken.observability.logging import setup_logging
 
 if TYPE_CHECKING:
@@ -52,6 +55,8 @@ serve.toml, with the flags' names (and model) as keys:
 """
 
 LOG_LEVEL = "info"
+
+log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,14 +134,34 @@ def run(options: argparse.Namespace) -> int:
         add_arguments(parser)
         add_config(options, options.config, parser)
     setup_logging(getattr(options, "log_level", LOG_LEVEL), json_lines=getattr(options, "log_json", False))
-    if not hasattr(options, "flight_dir") and (folder := flight_folder()) is not None:
-        options.flight_dir = str(folder)
+    _settle_flights(options)
     config, args = server_config(options), engine_args(options)
     templates = _prompt_templates(config.prompt_templates)
     with closing(bind(config)) as listener, engine_process(args) as handle:
         from firsttoken.server.run import serve
 
         return serve(config, listener, args, handle, process_began_ns(), templates)
+
+
+def _settle_flights(options: argparse.Namespace) -> None:
+    """The folder of the flight recorder is made and tried. Raises `ConfigError` for one that was asked for; the usual
+    one may be missing: then a warning says so."""
+    from firsttoken.observability.flight_file import try_folder
+
+    asked = getattr(options, "flight_dir", None)
+    if asked == NO_FOLDER:
+        return
+    folder = flight_folder() if asked is None else Path(asked)
+    if folder is None:
+        return
+    options.flight_dir = str(folder)
+    try:
+        try_folder(folder)
+    except OSError as error:
+        why = f"cannot write to {folder}: {error.strerror or error}"
+        if asked is not None:
+            raise ConfigError(f"--flight-dir: {why}; name another folder, or none") from None
+        log.warning("flight recorder: %s, so nothing will be kept; --flight-dir names another folder, or none", why)
 
 
 def flight_folder() -> Path | None:

@@ -103,7 +103,7 @@ def _add_parts(parser: argparse.ArgumentParser) -> None:
         formatter_class=HelpFormatter,
     )
     simulate_cache.add_arguments(sub)
-    sub.set_defaults(part=simulate_cache.run, refuse=sub.error)
+    sub.set_defaults(part=simulate_cache.run, parser=sub)
 
 
 def run(options: argparse.Namespace) -> int:

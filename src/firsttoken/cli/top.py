@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from firsttoken.cli.bench_options import duration_ms
 from firsttoken.cli.streams import is_terminal
-from firsttoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
 NAME = "top"
 HELP = "latency, queue, batch, KV and steps of a running server, live in this terminal"
 EPILOG = """\
-Shows what the server's /dashboard shows, from the same feed. Ctrl-C leaves. Where stdout is no terminal it prints one
-picture and ends, as with --once.
+Shows what the server's /dashboard shows, from the same feed. Ctrl-C leaves. A server that is not there, or no longer,
+is asked again and again. Where stdout is no terminal it prints one picture and ends, as with --once.
+Steps that were "held up": the engine's loop waited for a processor, or collected garbage, in that part of the line.
 
 examples:
   firsttoken top http://127.0.0.1:8000
@@ -42,17 +42,28 @@ _RETRY_S, _LONGEST_RETRY_S = 1.0, 15.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="the server's address, with or without /v1")
     parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
-    parser.add_argument("--interval", type=duration_ms, default=1000.0, metavar="TIME", help="(default: 1s)")
+    parser.add_argument("--interval", type=_interval, default=1000.0, metavar="TIME", help="100ms to 10s (default: 1s)")
     parser.add_argument("--once", action="store_true", help="print one picture and end")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, and end")
+
+
+def _interval(text: str) -> float:
+    """Raises ``ArgumentTypeError``."""
+    try:
+        milliseconds = duration_ms(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.80} is not a time from 100ms to 10s: write it as in 250ms"
+        ) from None
+    if not _SHORTEST_MS <= milliseconds <= _LONGEST_MS:
+        raise argparse.ArgumentTypeError(f"must be from 100ms to 10s, got {text!r:.80}")
+    return milliseconds
 
 
 def run(options: argparse.Namespace) -> int:
     from firsttoken.cli.top_feed import LiveFeed
     from firsttoken.cli.top_state import LiveState
 
-    if not _SHORTEST_MS <= options.interval <= _LONGEST_MS:
-        raise ConfigError(f"--interval must be from 100ms to 10s, got {options.interval:g}ms")
     feed = LiveFeed(options.url, options.api_key, hz=1e3 / options.interval)
     state = LiveState()
     if options.json or options.once or not is_terminal(sys.stdout):
@@ -115,8 +126,6 @@ def _live(feed: LiveFeed, state: LiveState) -> int:
                     wait = _RETRY_S
                 why = "the server ended the stream"
             except FeedLost as lost:
-                if not state.frames:
-                    raise  # it was never there: an error, not an interruption
                 why = str(lost)
             end = time.monotonic() + wait
             while (left := end - time.monotonic()) > 0:

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from typing import Any
 
 from firsttoken.cli.opener import OPENER, moved, printable
+from firsttoken.core.address import is_without_tls, without_tls
 from firsttoken.core.errors import ConfigError, FirstTokenError
 from firsttoken.diagnose.endpoint import Endpoint
 
@@ -73,6 +74,8 @@ class LiveFeed:
             with error:
                 raise self._refused(error) from None
         except (OSError, http.client.HTTPException) as error:
+            if is_without_tls(getattr(error, "reason", error)):
+                raise NoFeed(f"cannot reach {self.base}: {without_tls(self.base)}") from None
             raise FeedLost(f"cannot reach {self.base}: {_told(error)}; is the server running?") from None
         if not reply.headers.get("Content-Type", "").startswith("text/event-stream"):
             reply.close()

@@ -20,7 +20,7 @@ _KIND_STYLES = {"decode": "blue", "prefill": "yellow", "mixed": "magenta"}
 _STATE_STYLES = {"idle": "green", "busy": "green", "draining": "yellow", "stuck": "bold red", "dead": "bold red"}
 _LEVELS = ("p50", "p95", "p99")
 _LABEL = 10
-_WIDE = 110
+_WIDE, _NARROW = 110, 76
 _MIB = 1 << 20
 
 
@@ -83,20 +83,23 @@ def _now(state: LiveState, width: int) -> Text:
 
 
 def _latency(state: LiveState, width: int) -> Table:
-    """Percentiles of the last minute by class: five lines."""
-    table = Table(box=None, padding=(0, 2 if width >= _WIDE else 1, 0, 0), header_style="dim", show_edge=False)
+    """Percentiles of the last minute by class: five lines. Narrow, it leaves out what the line above has for all."""
+    table = Table(box=None, padding=(0, 2 if width >= _NARROW else 1, 0, 0), header_style="dim", show_edge=False)
     table.add_column("in ms", no_wrap=True)
     kinds = (("ttft_ms", "TTFT"), ("itl_ms", "ITL"), ("e2e_ms", "E2E"))
     levels = _LEVELS if width >= _WIDE else ("p50", "p99")
     for _, name in kinds:
         for level in levels:
             table.add_column(f"{name} {level}" if level == "p50" else level, justify="right", no_wrap=True)
-    for name in ("run", "wait", "req/s", "tok/s"):
+    queued = {"run": "running", "wait": "waiting", "req/s": "requests_per_s", "tok/s": "tokens_per_s"}
+    if width < _WIDE:
+        queued = {name: queued[name] for name in ("wait", "tok/s")}
+    for name in queued:
         table.add_column(name, justify="right", no_wrap=True)
     for name in CLASS_NAMES:
         told = state.frame["classes"][name]
         cells = [number(told[kind][level]) for kind, _ in kinds for level in levels]
-        queue = [number(told.get(key)) for key in ("running", "waiting", "requests_per_s", "tokens_per_s")]
+        queue = [number(told.get(key)) for key in queued.values()]
         table.add_row(Text(name, style=_CLASS_STYLES[name]), *cells, *queue)
     return table
 
@@ -134,7 +137,7 @@ def _steps(state: LiveState, width: int) -> list[Text]:
         legend.append(f"{kind} ", style=f"{style} not dim")
     held = sum(held for _, _, held in slices)
     if held:
-        legend.append(f" {held} held up", style="red not dim")
+        legend.append(f" {held} held up by gc or another program", style="red not dim")
     legend.truncate(width, overflow="ellipsis")
     return [text, legend]
 

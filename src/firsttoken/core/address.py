@@ -20,6 +20,11 @@ def how_to_write(text: str, example: str) -> str:
     return f"did you mean http://{text}?" if lacks_scheme(text) else f"write it as in {example}"
 
 
+def without_tls(url: str) -> str:
+    """The end of the message that ``url``, of https, is answered in plain HTTP."""
+    return f"it does not speak TLS (https): try http://{url.partition('://')[2]}"
+
+
 def is_without_tls(error: object) -> bool:
     """Whether ``error`` came of a TLS handshake with a server that speaks none."""
     return isinstance(error, ssl.SSLError) and error.reason in _NO_TLS

@@ -6,6 +6,7 @@ import os
 
 import msgspec
 
+from firsttoken.core.errors import ConfigError
 from firsttoken.core.service import Targets
 from firsttoken.core.targets_file import read_targets
 
@@ -53,6 +54,22 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     offline: bool = False
     flight_dir: str | None = None
     targets: Targets = Targets()
+
+    def check_tiers(self) -> None:
+        """Raises `ConfigError` for options of the lower KV tiers of which one lacks another."""
+        if self.kv_disk is None and self.kv_disk_size is not None:
+            raise ConfigError(
+                f"kv_disk_size of {self.kv_disk_size / 2**20:.0f} MiB is for the files in kv_disk, which is not given: "
+                "name a folder with kv_disk too, or drop it"
+            )
+        if self.kv_disk is not None and not self.kv_disk.strip():
+            raise ConfigError(f"kv_disk {self.kv_disk!r} is an empty folder name: name a folder, or leave it out")
+        if self.kv_disk is not None and not self.kv_host_memory:
+            raise ConfigError(
+                f"kv_disk {self.kv_disk!r} needs host memory that its files pass through: give kv_host_memory too"
+            )
+        if self.kv_host_memory and not self.prefix_caching:
+            raise ConfigError("kv_host_memory keeps KV to be found again, and prefix_caching is off: drop one")
 
     def __post_init__(self) -> None:
         given: object = self.targets

@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
-from firsttoken.core.address import is_without_tls
+from firsttoken.core.address import is_without_tls, without_tls
 from firsttoken.core.clock import now_ns
 from firsttoken.diagnose import tcp_info
 from firsttoken.diagnose.endpoint import Endpoint
@@ -105,7 +105,7 @@ def _handshake(
     except ssl.SSLError as error:
         why, hint = error.reason or str(error), f"does port {endpoint.port} speak TLS (https), and this version of it?"
         if is_without_tls(error):
-            hint = f"port {endpoint.port} does not speak TLS (https): try http://{endpoint.authority}{endpoint.base}"
+            hint = without_tls(str(endpoint))
     except TimeoutError:
         why, hint = "no answer in time", f"does port {endpoint.port} speak TLS (https)?"
     except OSError as error:

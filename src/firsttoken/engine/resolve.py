@@ -123,26 +123,14 @@ def resolve(
 
 
 def _host_blocks(args: EngineArgs, kv_format: KVFormat) -> int:
+    args.check_tiers()
     make_policy(args.kv_eviction)  # raises for one that is not known
-    if args.kv_host_memory and not args.prefix_caching:
-        raise ConfigError("kv_host_memory keeps KV to be found again, which prefix_caching False forbids: drop one")
     return host_blocks(args.kv_host_memory, kv_format, available_memory())
 
 
 def _disk(args: EngineArgs) -> DiskConfig | None:
     if args.kv_disk is None:
-        if args.kv_disk_size is not None:
-            raise ConfigError(
-                f"kv_disk_size of {_mib(args.kv_disk_size)} is for the files in kv_disk, which is not given: name a "
-                "folder with kv_disk too, or drop it"
-            )
         return None
-    if not args.kv_disk.strip():
-        raise ConfigError(f"kv_disk {args.kv_disk!r} is an empty folder name: name a folder, or leave it out")
-    if not args.kv_host_memory:
-        raise ConfigError(
-            f"kv_disk {args.kv_disk!r} needs host memory that its files pass through: give kv_host_memory too"
-        )
     return DiskConfig(folder=Path(args.kv_disk), cap_bytes=_given(args.kv_disk_size, _KV_DISK_SIZE))
 
 

@@ -10,6 +10,7 @@ import weakref
 from firsttoken.bench.errors import BenchFailed
 from firsttoken.bench.http.connection import Batch, Connection, Exchange
 from firsttoken.bench.http.target import Target
+from firsttoken.core.address import is_without_tls
 from firsttoken.core.clock import NS_PER_MS, now_ns
 
 TIME_OUT = "time-out"
@@ -114,6 +115,8 @@ def connect_fault(error: OSError) -> str:
     """Why there was no connection, in words that are the same each time."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{NO_CONNECTION}: the certificate is not trusted ({error.verify_message})"
+    if is_without_tls(error):
+        return f"{NO_CONNECTION}: it does not speak TLS (https), try http://"
     if isinstance(error, ssl.SSLError):
         return f"{NO_CONNECTION}: TLS failed ({error.reason})"
     return f"{NO_CONNECTION}: {error.strerror or type(error).__name__}"

@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from firsttoken.core.address import how_to_write
 from firsttoken.core.errors import ConfigError
 
 
@@ -28,7 +29,7 @@ class Target:
         except ValueError as error:
             raise ConfigError(f"{url!r:.200} is not a URL: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url!r:.200} is not a server's URL: write it as in http://127.0.0.1:8000")
+            raise ConfigError(f"{url!r:.200} is not a server's URL: {how_to_write(url, 'http://127.0.0.1:8000')}")
         for name, value in (("a query", parts.query), ("a fragment", parts.fragment), ("a user", parts.username)):
             if value:
                 raise ConfigError(f"{url!r:.200} has {name}, which no server's URL needs here: leave it out")
