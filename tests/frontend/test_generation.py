@@ -326,7 +326,7 @@ async def test_metrics_count_each_request_and_each_gap_once(serve):
     assert _count(llm, "firsttoken_request_duration_seconds") == 1
     generation = llm.open(PROMPT, SamplingParams())
     generation.cancel()
-    assert _count(llm, "firsttoken_request_duration_seconds") == 2
+    assert _count(llm, "firsttoken_request_duration_seconds") == 1, "who left got no whole answer"
 
 
 def _count(llm, name: str) -> float:

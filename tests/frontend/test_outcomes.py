@@ -62,7 +62,10 @@ async def test_failures_and_refusals(serve):
     for params in (SamplingParams(n=2), SamplingParams(max_tokens=40)):
         with pytest.raises(FirstTokenError):
             await read(llm.open(PROMPT, params))
-    assert counts(llm) == (3, 0, 0, 3)
+    assert counts(llm) == (3, 0, 0, 2)
+    value = llm.metrics.registry.get_sample_value
+    assert value("firsttoken_requests_ended_total", {"outcome": "refused", **P2}) == 1, "it can never fit"
+    assert value("firsttoken_request_duration_seconds_count", P2) == 0
 
 
 async def test_who_was_turned_away_for_want_of_room_did_not_fail(serve):

@@ -37,6 +37,13 @@ def test_stuck_when_no_step_ends_though_the_loop_turns(progress):
     assert progress.check(1017 * S).state == "busy"
 
 
+def test_a_dead_engine_runs_nothing(progress):
+    progress.update(stats(1005, running=3, waiting=2, step=1004))
+    progress.gone()
+    health = progress.check(1006 * S)
+    assert (health.state, health.running, health.waiting) == ("dead", 0, 0)
+
+
 def test_waiting_requests_alone_are_work(progress):
     progress.update(stats(1005, waiting=1, step=1004))
     progress.update(stats(1020, waiting=1, step=1004))

@@ -140,10 +140,12 @@ def test_histograms(method, name):
 
 def test_servers_do_not_share_numbers():
     first, second = FrontendMetrics(), FrontendMetrics()
-    first.refused()
+    first.request_over("refused", "unknown_field")
     first.of(1).token_gap(0.1)
-    assert scrape(first)[("firsttoken_requests_refused_total",)] == 1
-    assert scrape(second)[("firsttoken_requests_refused_total",)] == 0
+    refused = ("firsttoken_requests_refused_total", ("code", "unknown_field"), ("outcome", "refused"))
+    assert scrape(first)[refused] == 1
+    assert refused not in scrape(second)
+    assert scrape(second)[("firsttoken_requests_refused_total", ("code", ""), ("outcome", "refused"))] == 0
     assert scrape(second)[("firsttoken_inter_token_latency_seconds_count", P1)] == 0
 
 

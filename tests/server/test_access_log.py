@@ -97,7 +97,8 @@ async def test_a_stream_that_fails_is_not_a_success(make_client, lines):
         await client.llm.shutdown()
         await asyncio.wait_for(call.task, 2)
     (line,) = lines()
-    assert (line["level"], line["status"], line["message"]) == ("info", 503, "failed")
+    assert (line["level"], line["status"], line["message"]) == ("info", 200, "failed"), "as it was sent"
+    assert (line["outcome"], line["code"]) == ("failed", "engine_dead")
 
 
 async def test_what_is_no_request_has_a_line_without_a_path(client, serve_http, lines):

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
+
+from firsttoken.core.outcome import Outcome
 
 
 class FirstTokenError(Exception):
-    """Base of every error that firsttoken raises on purpose."""
+    """Base of every error that firsttoken raises on purpose.
+
+    ``outcome``: how a request ends that it ends, in all counts and records. ``code`` is a stable word for programs.
+    """
+
+    outcome: ClassVar[Outcome] = "failed"
+    code: str | None = "generation_failed"
+
+    @property
+    def word(self) -> str:
+        """The ``code``, or where it has none what kind of error it is: one of few, for counts and records."""
+        return self.code or "invalid_request_error"
 
 
 class InvalidRequest(FirstTokenError, ValueError):
@@ -15,6 +29,8 @@ class InvalidRequest(FirstTokenError, ValueError):
 
     ``param`` names the field at fault (as the caller spells it), ``code`` is a stable word for programs.
     """
+
+    outcome = "refused"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -52,9 +68,14 @@ class ConfigError(FirstTokenError, ValueError):
 class EngineDead(FirstTokenError):
     """The engine stopped; no request can be served until it is started again."""
 
+    code = "engine_dead"
+
 
 class EngineDraining(FirstTokenError):
     """The server is shutting down and takes no new requests; HTTP answers 503 with Retry-After."""
+
+    outcome = "refused"
+    code = "server_draining"
 
 
 class Overloaded(FirstTokenError):
@@ -62,6 +83,9 @@ class Overloaded(FirstTokenError):
 
     ``retry_after_s``: in so many seconds (1 or more) it would be let in, should nobody else come.
     """
+
+    outcome = "refused"
+    code = "overloaded"
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -72,7 +96,8 @@ class Overloaded(FirstTokenError):
 class DeadlineExceeded(FirstTokenError):
     """A request did not start within the time that its caller gave it, and never will; HTTP answers 504.
 
-    ``code`` is the word for it between processes and in answers.
+    ``code`` is the word for it between processes, too.
     """
 
-    code = "deadline_exceeded"
+    outcome = "expired"
+    code: str = "deadline_exceeded"

@@ -10,8 +10,6 @@ from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.core.cache_hint import CacheHint, retention_of
 from firsttoken.core.clock import now_ns
@@ -23,7 +21,7 @@ from firsttoken.core.service import DEFAULT_TERMS, Terms, class_named, deadline_
 from firsttoken.core.step_record import StepRecord
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
-from firsttoken.frontend.ended import Door, ended_request
+from firsttoken.frontend.ended import Door, counting_errors, ended_request
 from firsttoken.frontend.gaps import GapSources
 from firsttoken.frontend.generation import Generation
 from firsttoken.frontend.link import EngineLink
@@ -225,12 +223,7 @@ class AsyncLLM:
 
     def _on_dead(self) -> None:
         self._progress.gone()
-        # What the engine held is gone with it; the last gauges would say otherwise for ever.
-        last = self.metrics.stats
-        classes = [msgspec.structs.replace(one, running=0, waiting=0) for one in last.classes]
-        self.metrics.update(
-            msgspec.structs.replace(last, running=0, waiting=0, kv_used=0, kv_cached=0, classes=classes)
-        )
+        self.metrics.engine_gone()
 
     # --------------------------------------------------------------- properties
 
@@ -349,11 +342,7 @@ class AsyncLLM:
             timeline = Timeline()
         if not timeline.times:
             timeline.stamp(Mark.TOKENIZED)
-        try:
-            requests = self._admission.admit(prompt, params, timeline=timeline, terms=terms)
-        except InvalidRequest:
-            self.metrics.refused()
-            raise
+        requests = self._admission.admit(prompt, params, timeline=timeline, terms=terms)
         generation = Generation(
             link,
             requests,
@@ -393,18 +382,19 @@ class AsyncLLM:
         """
         timeline = Timeline()
         timeline.stamp(Mark.RECEIVED)
-        service = class_named(service_class)
-        deadline_ns = 0 if deadline_ms is None else deadline_after(timeline.times[0], deadline_ms)
-        retention = retention_of(cache_hint)
-        terms = Terms(service=service, priority=priority, deadline_ns=deadline_ns, retention=retention)
-        await self.start()
-        timeline.stamp(Mark.PARSED)
-        params = default_params(self.generation_config) if sampling_params is None else sampling_params
-        text, ids = split_prompt(prompt)
-        timeline.stamp(Mark.TEMPLATED)
-        tokens = await self.encode(text) if ids is None and text is not None else token_ids(ids or ())
-        timeline.stamp(Mark.TOKENIZED)
-        generation = self.open(tokens, params, request_id=request_id, timeline=timeline, terms=terms)
+        with counting_errors(self.metrics):
+            service = class_named(service_class)
+            deadline_ns = 0 if deadline_ms is None else deadline_after(timeline.times[0], deadline_ms)
+            retention = retention_of(cache_hint)
+            terms = Terms(service=service, priority=priority, deadline_ns=deadline_ns, retention=retention)
+            await self.start()
+            timeline.stamp(Mark.PARSED)
+            params = default_params(self.generation_config) if sampling_params is None else sampling_params
+            text, ids = split_prompt(prompt)
+            timeline.stamp(Mark.TEMPLATED)
+            tokens = await self.encode(text) if ids is None and text is not None else token_ids(ids or ())
+            timeline.stamp(Mark.TOKENIZED)
+            generation = self.open(tokens, params, request_id=request_id, timeline=timeline, terms=terms)
         so_far = Accumulator(generation.id, text, tokens, params.n, self.tokenizer)
         self._named.setdefault(generation.id, []).append(generation)
         try:
@@ -415,7 +405,9 @@ class AsyncLLM:
         finally:
             generation.cancel()
             self._forget_name(generation)
-            door = Door(id=generation.id, model=self.model_name, outcome=generation.outcome)
+            outcome, error = generation.outcome, generation.error_code
+            self.metrics.request_over(outcome, error)
+            door = Door(id=generation.id, model=self.model_name, outcome=outcome, error=error)
             generation.when_known(lambda: self.recent.add(ended_request(door, [generation], timeline)))
 
     def _forget_name(self, generation: Generation) -> None:

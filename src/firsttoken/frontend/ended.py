@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from firsttoken.core.clock import now_ns
+from firsttoken.core.errors import FirstTokenError
+from firsttoken.core.outcome import Outcome
 from firsttoken.core.timeline import Timeline
 from firsttoken.frontend.generation import Generation
 from firsttoken.observability.account import timings
-from firsttoken.observability.recent import EndedAs, EndedRequest
+from firsttoken.observability.recent import EndedRequest
+
+if TYPE_CHECKING:
+    from firsttoken.observability.metrics import FrontendMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +27,7 @@ class Door:
 
     id: str
     model: str
-    outcome: EndedAs
+    outcome: Outcome
     route: str = ""
     response_id: str = ""
     tenant: str = ""
@@ -28,6 +35,16 @@ class Door:
     error: str = ""
     traceparent: str = ""
     tracestate: str = ""
+
+
+@contextmanager
+def counting_errors(metrics: FrontendMetrics) -> Iterator[None]:
+    """Whatever ends a request inside, before it is asked of the engine, is counted."""
+    try:
+        yield
+    except FirstTokenError as error:
+        metrics.request_over(error.outcome, error.word)
+        raise
 
 
 def last_of(generations: Sequence[Generation]) -> Generation | None:

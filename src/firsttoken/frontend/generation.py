@@ -21,7 +21,8 @@ from firsttoken.frontend.times import Beside, RequestTimes
 from firsttoken.transport.messages import Refused, RequestDelta
 
 if TYPE_CHECKING:
-    from firsttoken.observability.metrics import FrontendMetrics, Outcome
+    from firsttoken.core.outcome import Outcome
+    from firsttoken.observability.metrics import FrontendMetrics
     from firsttoken.text.tokenizer import Tokenizer
 
 __all__ = ["Delta", "Generation", "GenerationFailed"]
@@ -99,7 +100,6 @@ class Generation:
         self._sources = sources
         self.service = ServiceClass(requests[0].service)
         self.tenant = requests[0].tenant
-        self._refused = metrics.refused
         self._metrics = metrics.of(self.service)
         stop_ids = frozenset(requests[0].stop_ids)
         self._answers = [Answer(index, params, stop_ids, tokenizer) for index in range(len(requests))]
@@ -112,7 +112,7 @@ class Generation:
         self._behind = False  # more was waiting than one turn takes
         self._ready: deque[Delta] = deque()
         self._unfinished = len(requests)
-        self._error: Exception | None = None
+        self._error: FirstTokenError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._began_ns = timeline.times[0]
         copies = [Timeline(timeline.stamps()) for _ in requests[1:]]  # each answer has its own way from here on
@@ -122,7 +122,6 @@ class Generation:
         self._gave_ns = 0  # when he last got something
         self._final = 0  # the answer that ended last so far
         self._last_ns = [0] * len(requests)  # when each answer's latest tokens arrived
-        self._ended = False
         self._unbooked = set(range(len(requests)))  # answers whose outcome is not counted yet
         self._metrics.started(len(requests))
 
@@ -175,6 +174,11 @@ class Generation:
         return min([ns - self._began_ns for ns in firsts if ns is not None], default=None)
 
     @property
+    def error_code(self) -> str:
+        """The word for the error that ended it, "" without one."""
+        return "" if self._error is None else self._error.word
+
+    @property
     def finished(self) -> bool:
         """True when nothing more will come from the engine: all answers ended, or an error waits to be raised."""
         return self._error is not None or not self._live
@@ -194,7 +198,6 @@ class Generation:
         for engine_id, index in live.items():
             self._pending.append((index, RequestDelta(engine_id, [], finish_reason="abort"), now))
         self._link.abort(list(live), self)
-        self._observe_end(now)
         self._wake()
 
     def when_known(self, tell: Callable[[], None]) -> None:
@@ -229,10 +232,6 @@ class Generation:
 
     def refuse(self, refusal: Refused) -> None:
         self._live.pop(refusal.id, None)
-        self._refused()
-        if refusal.retry_after_s is not None:
-            self._book(self._unbooked, "refused")
-            self._ended = True  # in no time: that says nothing about how long answers take
         self._fail(refused(refusal), begins=Mark.FAILED)
 
     def die(self, error: EngineDead) -> None:
@@ -264,7 +263,7 @@ class Generation:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _fail(self, error: Exception, index: int | None = None, *, begins: Mark = Mark.FINISHED) -> None:
+    def _fail(self, error: FirstTokenError, index: int | None = None, *, begins: Mark = Mark.FINISHED) -> None:
         """End with ``error``, that of answer ``index`` or, without it, of all: raised once what has arrived is
         consumed. Answers that still run are aborted. ``begins``: the state that begins now."""
         if self._error is None:
@@ -272,12 +271,9 @@ class Generation:
             self._error = error
             live, self._live = self._live, {}
             self._final = min(live.values(), default=self._final) if index is None else index
-            if isinstance(error, DeadlineExceeded):
-                self._book(self._unbooked, "expired")
-                self._ended = True  # it says nothing about how long answers take
-            self._book(self._unbooked, "failed")
+            self._book(self._unbooked, error.outcome)
             self._link.abort(list(live))
-            self._observe_end(self.timeline.stamp(begins))
+            self.timeline.stamp(begins)
         self._wake()
 
     def _collect(self) -> None:
@@ -359,8 +355,9 @@ class Generation:
                     break
         self._times[index].finish(ns, self._came_ns, got_ns, self._answers[index].scan_ns)
         self._final, self.finish_reason = index, self._answers[index].finish_reason
-        if self._unfinished == 0:
-            self._observe_end(ns)
+        if self._unfinished == 0 and self.outcome == "finished" and self._error is None:
+            # Only whole answers: how soon others ended says nothing about how long answers take.
+            self._metrics.request_done((ns - self._began_ns) / NS_PER_S)
 
     def _book(self, indexes: set[int], outcome: Outcome) -> bool:
         """Count how these answers ended, unless that was counted already; True when it was not for all."""
@@ -370,11 +367,6 @@ class Generation:
             self.outcome = outcome
             self._metrics.ended(outcome, len(fresh))
         return bool(fresh)
-
-    def _observe_end(self, ns: int) -> None:
-        if not self._ended:
-            self._ended = True
-            self._metrics.request_done((ns - self._began_ns) / NS_PER_S)
 
 
 def _merged(items: list[Arrival]) -> tuple[list[int], Any]:

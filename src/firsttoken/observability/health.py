@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S
 from firsttoken.transport.messages import EngineStats
 
@@ -71,6 +73,8 @@ class Progress:
     def gone(self) -> None:
         """The engine's end of the channel closed, or it said that it cannot go on."""
         self._gone = True
+        # What it held is gone with it.
+        self._stats = msgspec.structs.replace(self._stats, running=0, waiting=0)
 
     def check(self, now_ns: int) -> Health:
         """The state at ``now_ns``."""

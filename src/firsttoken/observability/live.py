@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from math import log2
-from typing import Any
+from typing import Any, get_args
 
 from firsttoken.core.clock import NS_PER_S, now_ns
+from firsttoken.core.outcome import Outcome
 from firsttoken.core.service import CLASS_NAMES
 
 WINDOW_S = 60
@@ -128,12 +129,21 @@ class ClassWindow:
 
 
 class LiveWindows:
-    """The last minute of every class, in the order of `core.service.ServiceClass`."""
+    """The last minute of every class, in the order of `core.service.ServiceClass`, and of callers' requests."""
 
-    __slots__ = ("classes",)
+    __slots__ = ("_over", "classes")
 
     def __init__(self) -> None:
         self.classes = [ClassWindow() for _ in CLASS_NAMES]
+        self._over: dict[Outcome, SlidingCounts] = {outcome: SlidingCounts() for outcome in get_args(Outcome)}
+
+    def request_over(self, outcome: Outcome) -> None:
+        """A caller's request ended so, wherever that was decided."""
+        self._over[outcome].add(0)
+
+    def outcomes(self) -> dict[str, int]:
+        """How requests ended in the last minute."""
+        return {outcome: counts.read().get(0, 0) for outcome, counts in self._over.items()}
 
     def read(self) -> Mapping[str, dict[str, Any]]:
         """By the classes' names. A few tenths of a millisecond under load."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from typing import get_args
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from firsttoken.core.clock import NS_PER_S, now_ns
+from firsttoken.core.outcome import Outcome
 from firsttoken.core.service import CLASS_NAMES
 from firsttoken.observability.kv_metrics import kv_families
 from firsttoken.observability.live import ClassWindow, LiveWindows
@@ -26,7 +28,6 @@ from firsttoken.observability.vllm_metrics import VLLMCollector
 from firsttoken.transport.kv_report import KVReport
 from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats, StepTimeErrors
 
-Outcome = Literal["finished", "aborted", "refused", "expired", "failed"]
 FINISH_REASONS = ("stop", "length")
 
 _BY_CLASS = ("service_class",)
@@ -128,9 +129,18 @@ class FrontendMetrics:
             "request_duration", "From the request's arrival to its last token", E2E_BUCKETS, _BY_CLASS
         )
         self._lag = self._histogram("event_loop_lag", "How late the API process's event loop wakes up", LAG_BUCKETS)
-        self._refused = Counter(
-            "firsttoken_requests_refused", "Requests refused before they were run", registry=self.registry
+        self._served = Counter(
+            "firsttoken_requests_served", "Callers' requests that were answered in full", registry=self.registry
         )
+        self._refused = Counter(
+            "firsttoken_requests_refused",
+            "Callers' requests that were not, each once, wherever that was decided: by outcome (refused, expired, "
+            "failed; aborted: the caller left, or the server stopped) and by the error's code",
+            ["outcome", "code"],
+            registry=self.registry,
+        )
+        for outcome in get_args(Outcome)[1:]:  # so that a rate is there before the first
+            self._refused.labels(outcome, "")
         started = Counter(
             "firsttoken_requests_started",
             "Answers asked of the engine (n for a request)",
@@ -139,8 +149,8 @@ class FrontendMetrics:
         )
         ended = Counter(
             "firsttoken_requests_ended",
-            "Answers that ended, by outcome: finished, aborted (the caller left), refused (no room), expired (they had "
-            "not started by their deadline), failed",
+            "Answers asked of the engine that ended, by outcome: finished, aborted (the caller left), refused (no "
+            "room), expired (they had not started by their deadline), failed",
             ["outcome", *_BY_CLASS],
             registry=self.registry,
         )
@@ -190,6 +200,12 @@ class FrontendMetrics:
         """Take over the engine's latest numbers (with every step, and with heartbeats when idle)."""
         self._engine.stats = stats
 
+    def engine_gone(self) -> None:
+        """What the engine held is gone with it; its last gauges would say otherwise for ever."""
+        last = self.stats
+        classes = [msgspec.structs.replace(one, running=0, waiting=0) for one in last.classes]
+        self.update(msgspec.structs.replace(last, running=0, waiting=0, kv_used=0, kv_cached=0, classes=classes))
+
     def update_kv(self, report: KVReport) -> None:
         """Take over the KV cache's latest totals."""
         self._engine.kv = report
@@ -215,9 +231,13 @@ class FrontendMetrics:
         """Add CPU and memory of the engine process, as ``firsttoken_engine_process_*`` (Linux only). Call once."""
         ProcessCollector(namespace="firsttoken_engine", pid=lambda: pid, registry=self.registry)
 
-    def refused(self) -> None:
-        """Count a request that was refused at the door."""
-        self._refused.inc()
+    def request_over(self, outcome: Outcome, code: str = "") -> None:
+        """Count a caller's request, once, as he saw it end; ``code`` is the error's, one of few."""
+        if outcome == "finished":
+            self._served.inc()
+        else:
+            self._refused.labels(outcome, code).inc()
+        self.live.request_over(outcome)
 
     def render(self) -> bytes:
         """The exposition text, of type `CONTENT_TYPE`. Some milliseconds: call it in a thread, not in the loop."""
@@ -284,8 +304,9 @@ def _classes(classes: Sequence[ClassStats]) -> Iterator[Metric]:
     running = GaugeMetricFamily("firsttoken_class_requests_running", "Requests that hold a row", labels=_BY_CLASS)
     turned_away = CounterMetricFamily(
         "firsttoken_requests_turned_away",
-        "Requests for which there was no room: the queue was full (queue), the class's first-token target would have "
-        "been missed (ttft), or the request's own deadline (deadline)",
+        "Answers for which the engine had no room, among those that ended as refused or expired, by why: the queue was "
+        "full (queue), the class's first-token target would have been missed (ttft), or the request's own deadline "
+        "(deadline)",
         labels=[*_BY_CLASS, "reason"],
     )
     predicted = GaugeMetricFamily(

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from firsttoken.core.clock import NS_PER_S, now_ns
+from firsttoken.core.outcome import Outcome
 
 log = logging.getLogger(__name__)
 
-EndedAs = Literal["finished", "aborted", "refused", "expired", "failed"]
 Subscriber = Callable[["EndedRequest"], None]
 
 
@@ -27,8 +27,9 @@ class EndedRequest:
     one). ``engine_ids`` are those of its answers in the engine. ``tenant`` is who shares a class, "" without keys.
     ``prompt_tokens`` (``cached_tokens`` of them were found in the cache) and ``output_tokens`` are those of all prompts
     and answers. ``outcome``: finished, aborted (the caller left, or the server stopped), refused (it was never run),
-    expired (it had not started by its deadline) or failed. ``status`` is HTTP's, 0 outside HTTP and where nothing was
-    answered; ``error`` is the code of the error that the caller got, "" without one.
+    expired (it had not started by its deadline) or failed. ``status`` is HTTP's as it was sent (a stream that fails had
+    its 200 before), 0 outside HTTP and where nothing was answered; ``error`` is the code of the error that the caller
+    got, or its type where it has none, "" without an error.
 
     ``account`` is what `observability.account.timings` says of the answer that ended last, since the caller waited for
     that one; it is made by ``make_account`` when it is first asked for, since most are never looked at. Of that answer
@@ -41,7 +42,7 @@ class EndedRequest:
     id: str
     route: str
     model: str
-    outcome: EndedAs
+    outcome: Outcome
     received_ns: int
     received_unix_ns: int
     ended_ns: int

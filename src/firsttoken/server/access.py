@@ -13,15 +13,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_PATH_CHARS = 200
+_EVENTS = {"finished": "answered", "refused": "refused", "expired": "expired", "failed": "failed"}
 
 
 def log_call(call: Call) -> None:
     """The line of a call on a hot route, once it is over."""
     status = call.ended or call.status or "stopping"  # without either the whole process is being cancelled
-    level = _level(status)
+    outcome = call.outcome
+    level = logging.DEBUG if outcome == "finished" else logging.INFO
     if not logger.isEnabledFor(level):
         return
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"outcome": outcome}
+    if call.error:
+        fields["code"] = call.error
+    if call.caller.name:
+        fields["key"] = call.caller.name
     if call.generations:
         fields["service_class"] = call.generations[0].service.label
         fields["prompt_tokens"] = sum(one.prompt_tokens for one in call.generations)
@@ -31,14 +37,15 @@ def log_call(call: Call) -> None:
         if firsts:
             fields["ttft_ms"] = _ms(min(firsts))
     fields["total_ms"] = _ms(now_ns() - call.timeline.times[0])
-    _log(level, call.scope, status, call.request_id, fields)
+    event = _event(status) if outcome == "aborted" else _EVENTS[outcome]
+    _log(level, call.scope, status, call.request_id, fields, event)
 
 
-def log_refusal(scope: Scope, status: int, request_id: str | None) -> None:
+def log_refusal(scope: Scope, status: int, request_id: str | None, code: str) -> None:
     """The line of a call that was turned away before anything was read of it."""
     level = _level(status)
     if logger.isEnabledFor(level):
-        _log(level, scope, status, request_id, {})
+        _log(level, scope, status, request_id, {"outcome": "refused", "code": code})
 
 
 def log_unreadable(status: int) -> None:
@@ -69,11 +76,13 @@ async def logged(app: App, scope: Scope, receive: Receive, send: Send, request_i
             _log(level, scope, status, request_id, {"total_ms": _ms(now_ns() - began)})
 
 
-def _log(level: int, scope: Scope, status: int | str, request_id: str | None, fields: dict[str, Any]) -> None:
+def _log(
+    level: int, scope: Scope, status: int | str, request_id: str | None, fields: dict[str, Any], event: str = ""
+) -> None:
     extra: dict[str, Any] = {"method": scope["method"], "path": _path(scope), "status": status}
     if request_id is not None:
         extra["request_id"] = request_id
-    logger.log(level, _event(status), extra=extra | fields)
+    logger.log(level, event or _event(status), extra=extra | fields)
 
 
 def _level(status: int | str) -> int:

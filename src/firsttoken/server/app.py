@@ -40,12 +40,14 @@ class FirstTokenApp:
     stopping server can end them."""
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
-        state = AppState(llm, config, Live(Recorder(llm).keep))
+        recorder = Recorder(llm)
+        state = AppState(llm, config, Live(recorder.keep))
         self.live: Live = state.live
         self.dashboard = Dashboard(llm)
-        self._app: App = _Router(state, self.dashboard)
+        self._app: App = _Router(state, self.dashboard, recorder)
         if config.api_keys:
-            self._app = ApiKeys(self._app, config.named_keys(), lasting=llm.info.kv_outlives)
+            keys = config.named_keys()
+            self._app = ApiKeys(self._app, keys, lasting=llm.info.kv_outlives, on_refused=recorder.refused)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -57,8 +59,9 @@ def build_app(llm: AsyncLLM, config: ServerConfig) -> FirstTokenApp:
 
 
 class _Router:
-    def __init__(self, state: AppState, dashboard: Dashboard) -> None:
+    def __init__(self, state: AppState, dashboard: Dashboard, recorder: Recorder) -> None:
         self._live = state.live
+        self._recorder = recorder
         self._hot: dict[str, Handler] = {
             "/v1/chat/completions": ChatRoute(state),
             "/v1/completions": CompletionRoute(state),
@@ -84,7 +87,9 @@ class _Router:
         elif scope["method"] == "POST":
             await self._live.run(handler, scope, receive, send)
         else:
-            await refuse(scope, send, _wrong_method(scope["method"], "POST"))
+            error = _wrong_method(scope["method"], "POST")
+            self._recorder.refused(scope, error)
+            await refuse(scope, send, error)
 
 
 def _wrong_method(method: str, allowed: str) -> ApiError:

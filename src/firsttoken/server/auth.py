@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from firsttoken.core.service import KeyRule
@@ -25,24 +25,34 @@ class ApiKeys:
 
     Only SHA-256 digests are kept and compared, each in constant time and all of them always. A key is a tenant of its
     own; keys of one name are one tenant, so that a key can be replaced while its holder still uses the old one.
-    ``lasting``: what they cache outlives the process (`salts`).
+    ``lasting``: what they cache outlives the process (`salts`). ``on_refused`` is told of each call without a key.
     """
 
-    def __init__(self, app: App, keys: Sequence[ApiKey], *, lasting: bool = False) -> None:
+    def __init__(
+        self,
+        app: App,
+        keys: Sequence[ApiKey],
+        *,
+        lasting: bool = False,
+        on_refused: Callable[[Scope, ApiError], None] = lambda *_: None,
+    ) -> None:
         self._app = app
+        self._on_refused = on_refused
         self._holders: list[tuple[bytes, _Holder]] = []
         named: dict[str, _Holder] = {}
         for one, salt in zip(keys, cache_salts(keys, lasting=lasting), strict=True):
             digest = hashlib.sha256(one.key.encode()).digest()
             tenant = hashlib.sha256(b"firsttoken/tenant" + digest).hexdigest()
-            holder = _Holder(tenant, one.rule, salt)
+            holder = _Holder(tenant, one.rule, salt, one.name)
             self._holders.append((digest, named.setdefault(one.name, holder) if one.name else holder))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not _is_open(scope):
             holder = self._match(scope)
             if holder is None:
-                await refuse(scope, send, _unauthorized())
+                error = _unauthorized()
+                self._on_refused(scope, error)
+                await refuse(scope, send, error)
                 return
             scope = {**scope, CALLER: holder.caller or await holder.wait()}
         await self._app(scope, receive, send)
@@ -60,17 +70,17 @@ class ApiKeys:
 class _Holder:
     """Who has a key; ``caller`` is None until the key's salt is known, which takes a moment after the start."""
 
-    __slots__ = ("_rule", "_salt", "_tenant", "caller")
+    __slots__ = ("_name", "_rule", "_salt", "_tenant", "caller")
 
-    def __init__(self, tenant: str, rule: KeyRule, salt: Future[str]) -> None:
-        self._tenant, self._rule, self._salt = tenant, rule, salt
+    def __init__(self, tenant: str, rule: KeyRule, salt: Future[str], name: str) -> None:
+        self._tenant, self._rule, self._salt, self._name = tenant, rule, salt, name
         self.caller: Caller | None = None
         if salt.done():
-            self.caller = Caller(tenant, rule, salt.result())
+            self.caller = Caller(tenant, rule, salt.result(), name)
 
     async def wait(self) -> Caller:
         salt = await asyncio.wrap_future(self._salt)
-        self.caller = Caller(self._tenant, self._rule, salt)
+        self.caller = Caller(self._tenant, self._rule, salt, self._name)
         return self.caller
 
 
@@ -94,4 +104,4 @@ async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": error.status, "headers": [JSON, length, *error.headers]})
     await send({"type": "http.response.body", "body": body})
-    log_refusal(scope, error.status, given_id(scope))
+    log_refusal(scope, error.status, given_id(scope), error.word)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from firsttoken.core.outcome import Outcome
 from firsttoken.core.service import KeyRule
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.ended import last_of
@@ -53,11 +54,12 @@ _NOT_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who holds the key of a request. ``tenant`` is who shares a class by ``rule``, ``salt`` what his cached prefixes
-    begin with."""
+    begin with, ``name`` the key's name ("" for a key without a rule of its own)."""
 
     tenant: str
     rule: KeyRule
     salt: str = ""
+    name: str = ""
 
 
 ANYBODY = Caller("", KeyRule())
@@ -77,7 +79,7 @@ class Call:
         "_watcher",
         "complete",
         "ended",
-        "error",
+        "failure",
         "generations",
         "request_id",
         "response_id",
@@ -94,8 +96,8 @@ class Call:
         self.request_id = request_id(scope)
         self.response_id = ""  # the ``id`` in its answer
         self.started = False
-        self.status = 0  # of the answer; an error that ends a stream replaces its 200
-        self.error = ""  # the code of the error that it was answered with
+        self.status = 0  # of the answer, as it was sent: a stream that fails had its 200 before
+        self.failure: ApiError | None = None  # what it was answered with, or its stream ended with
         self.generations: list[Generation] = []  # what the engine was asked for
         self.complete = False
         self.ended: str | None = None  # why the call was cancelled: "gone" or "stopping"
@@ -110,6 +112,18 @@ class Call:
         found = self.scope.get(CALLER, ANYBODY)
         assert isinstance(found, Caller)
         return found
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended, once it has: the one word for it in metrics, records, traces and the log."""
+        if self.ended is not None or not self.status:  # without a status the whole process is being cancelled
+            return "aborted"
+        return "finished" if self.failure is None else self.failure.outcome
+
+    @property
+    def error(self) -> str:
+        """The word for what it was answered with; "" without an error."""
+        return "" if self.failure is None else self.failure.word
 
     @property
     def last(self) -> Generation | None:
@@ -206,9 +220,8 @@ class Call:
         if self.complete:
             return
         self.last_timeline.stamp(Mark.FAILED)
-        self.error = error.code or ""
+        self.failure = error
         if self.started:
-            self.status = error.status
             await self.write(b"data: " + error.body() + b"\n\n", last=True)
         else:
             await self.reply(error.status, error.body(), error.headers)

@@ -14,6 +14,7 @@ from firsttoken.core.errors import (
     InvalidRequest,
     Overloaded,
 )
+from firsttoken.core.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ApiError(Exception):
-    """An answer other than success. ``param`` names the field at fault, ``code`` is a stable word for programs."""
+    """An answer other than success. ``param`` names the field at fault, ``code`` is a stable word for programs.
+    ``outcome``: how the request ends, by default "refused" below 500 and "failed" from there on."""
 
     def __init__(
         self,
@@ -37,14 +39,21 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Headers | None = None,
+        outcome: Outcome | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.outcome: Outcome = outcome or ("refused" if status < 500 else "failed")
         self.message = message
         self.type = type_
         self.param = param
         self.code = code
         self.headers = headers or []
+
+    @property
+    def word(self) -> str:
+        """Its ``code``, or where it has none its ``type``: one of few, for counts and records."""
+        return self.code or self.type
 
     def body(self) -> bytes:
         """The JSON object; always valid UTF-8 and never long, whatever the message quotes."""
@@ -63,20 +72,21 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def unavailable(message: str, code: str) -> ApiError:
+def unavailable(message: str, code: str, outcome: Outcome = "failed") -> ApiError:
     """A 503 that says when to come back."""
     retry = [(b"retry-after", str(RETRY_AFTER_S).encode())]
-    return ApiError(503, message, type_="service_unavailable", code=code, headers=retry)
+    return ApiError(503, message, type_="service_unavailable", code=code, headers=retry, outcome=outcome)
 
 
 def overloaded(error: Overloaded) -> ApiError:
     """A 429 that says when to come back."""
     retry = [(b"retry-after", str(error.retry_after_s).encode())]
-    return ApiError(429, _sentence(error.message), type_="overloaded", code="overloaded", headers=retry)
+    return ApiError(429, _sentence(error.message), type_="overloaded", code=error.code, headers=retry)
 
 
 def stopping() -> ApiError:
-    return unavailable("The server is stopping; the request was ended. Send it again later.", "server_stopping")
+    message = "The server is stopping; the request was ended. Send it again later."
+    return unavailable(message, "server_stopping", outcome="aborted")
 
 
 def as_api_error(exc: BaseException) -> ApiError:
@@ -86,15 +96,16 @@ def as_api_error(exc: BaseException) -> ApiError:
     if isinstance(exc, InvalidRequest):
         return bad_request(exc.message, exc.param, exc.code)
     if isinstance(exc, EngineDraining):
-        return unavailable("The server is shutting down and takes no new requests.", "server_draining")
+        message = "The server is shutting down and takes no new requests."
+        return unavailable(message, exc.code or "", outcome=exc.outcome)
     if isinstance(exc, EngineDead):
-        return unavailable(f"{_sentence(str(exc))}. The server must be started again.", "engine_dead")
+        return unavailable(f"{_sentence(str(exc))}. The server must be started again.", exc.code or "")
     if isinstance(exc, Overloaded):
         return overloaded(exc)
     if isinstance(exc, DeadlineExceeded):
-        return ApiError(504, str(exc), type_="timeout", param="deadline_ms", code=exc.code)
+        return ApiError(504, str(exc), type_="timeout", param="deadline_ms", code=exc.code, outcome=exc.outcome)
     if isinstance(exc, FirstTokenError):
-        return ApiError(500, str(exc), type_="server_error", code="generation_failed")
+        return ApiError(500, str(exc), type_="server_error", code=exc.code)
     logger.error("a request failed unexpectedly", exc_info=exc)
     return ApiError(500, "The server failed to handle the request; its log says why.", type_="server_error")
 

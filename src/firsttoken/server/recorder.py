@@ -1,4 +1,4 @@
-"""What is kept of a call once it is over: the record behind ``GET /v1/requests``."""
+"""What is counted and kept of a call once it is over: ``/metrics``, and the record behind ``GET /v1/requests``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from firsttoken.core.errors import DeadlineExceeded
 from firsttoken.frontend.ended import Door, ended_request
 from firsttoken.server.call import Call, header
 
 if TYPE_CHECKING:
     from firsttoken.frontend.async_llm import AsyncLLM
-    from firsttoken.observability.recent import EndedAs
+    from firsttoken.server.call import Scope
+    from firsttoken.server.errors import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -20,16 +20,25 @@ log = logging.getLogger(__name__)
 _MAX_HEADER = 1024
 # The routes that run requests on the engine.
 KEPT = frozenset({"/v1/chat/completions", "/v1/completions"})
+# Those whose calls are counted.
+HOT = KEPT | {"/tokenize", "/detokenize"}
 
 
 class Recorder:
-    """Gives each finished call on the routes of `KEPT` to the front end's `RecentRequests`."""
+    """Counts each finished call on the routes of `HOT`, and gives those on `KEPT` to the front end's
+    `RecentRequests`."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
 
+    def refused(self, scope: Scope, error: ApiError) -> None:
+        """A call was answered with ``error`` before anything was read of it: it is counted, and not kept."""
+        if scope["path"] in HOT:
+            self._llm.metrics.request_over(error.outcome, error.word)
+
     def keep(self, call: Call) -> None:
         """The call is over, and its last byte is written. It is kept once the engine has told all of it."""
+        self._llm.metrics.request_over(call.outcome, call.error)
         if call.scope["path"] not in KEPT:
             return
         last = call.last
@@ -52,7 +61,7 @@ class Recorder:
             tenant=call.caller.tenant,
             route=call.scope["path"],
             model=self._llm.model_name,
-            outcome=_outcome(call),
+            outcome=call.outcome,
             status=call.status,
             error=call.error,
             traceparent=_text(header(call.scope, b"traceparent")),
@@ -62,13 +71,3 @@ class Recorder:
 
 def _text(value: bytes | None) -> str:
     return "" if value is None or len(value) > _MAX_HEADER else value.decode("latin-1")
-
-
-def _outcome(call: Call) -> EndedAs:
-    if call.ended is not None or not call.status:
-        return "aborted"
-    if call.status < 400:
-        return "finished"
-    if call.error == DeadlineExceeded.code:
-        return "expired"
-    return "refused" if call.status < 500 or not call.generations else "failed"

@@ -33,7 +33,7 @@ async def deltas(generation: Generation, *, prompt_field: str) -> AsyncIterator[
     try:
         async for delta in generation:
             if delta.finish_reason == "abort":
-                raise unavailable("The server ended the request before it was complete.", "request_aborted")
+                raise unavailable("The server ended the request before it was complete.", "request_aborted", "aborted")
             yield delta
     except InvalidRequest as error:
         raise named(error, prompt_field) from None

@@ -72,6 +72,7 @@ class Snapshots:
             "kv_blocks": {"total": stats.kv_total, "used": stats.kv_used, "cached": stats.kv_cached, "free": free},
             "preemptions": stats.preemptions,
             "window_s": WINDOW_S,
+            "outcomes": llm.metrics.live.outcomes(),
             "classes": classes,
             "rates": self._rates(stats),
         }

@@ -97,7 +97,7 @@ function tiles(frame) {
   say(byId("now-waiting"), number(frame.waiting));
   say(byId("now-steps"), number(rates.steps_per_s));
   say(byId("now-batch"), number(panels.strip.batch()));
-  say(byId("now-errors"), number(Object.values(frame.classes).reduce((sum, { ended }) => sum + LOST.reduce((some, how) => some + (ended[how] ?? 0), 0), 0)));
+  say(byId("now-errors"), number(LOST.reduce((sum, how) => sum + (frame.outcomes[how] ?? 0), 0)));
   say(byId("now-kv"), kv.total ? percent(kv.used / kv.total) : "–");
 }
 
