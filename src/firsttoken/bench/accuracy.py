@@ -1,0 +1,100 @@
+"""How well a model predicts a text, and how far it is from another: through the engine's own door.
+
+Every position of the text is a request of its own: what stands before it is the prompt, the token that follows is
+forced, and the answer's log-probabilities, which are of the raw logits, are what the model thought of it. Prompts of a
+window begin alike, so the prefix cache has nearly all of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from firsttoken.bench.errors import BenchFailed
+from firsttoken.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from firsttoken.frontend.llm import LLM
+
+# The most that OpenAI allows; a token so far above the others is always chosen.
+_FORCED = 100.0
+_AT_ONCE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a model thought of one position: the log-probability of the token that follows, and its likeliest tokens
+    with theirs, the best first."""
+
+    logprob: float
+    likeliest: tuple[tuple[int, float], ...]
+
+
+def windows(tokens: Sequence[int], context: int) -> list[list[int]]:
+    """The text in pieces of ``context`` tokens, each read without those before it; one of a single token predicts
+    nothing and is left out. Raises `BenchFailed` for a text without anything to predict."""
+    found = [list(tokens[first : first + context]) for first in range(0, len(tokens), context)]
+    found = [window for window in found if len(window) > 1]
+    if not found:
+        raise BenchFailed(f"the text has {len(tokens)} tokens: two are the least that predict anything")
+    return found
+
+
+def guesses(llm: LLM, text: Sequence[Sequence[int]], say: Callable[[str], None] = lambda _: None) -> list[Guess]:
+    """What the engine thinks of each position of ``text`` but the first of a window. Raises `BenchFailed` for a model
+    that gives no finite numbers."""
+    found: list[Guess] = []
+    total = sum(len(window) - 1 for window in text)
+    for jobs in _batches([(list(window[:end]), window[end]) for window in text for end in range(1, len(window))]):
+        params = [
+            SamplingParams(
+                temperature=0, max_tokens=1, logprobs=MAX_LOGPROBS, logit_bias={token: _FORCED}, ignore_eos=True
+            )
+            for _, token in jobs
+        ]
+        outputs = llm.generate([prompt for prompt, _ in jobs], params)
+        for (_, token), output in zip(jobs, outputs, strict=True):
+            found.append(_guess(output.outputs[0].logprobs, token, len(found)))
+        say(f"{len(found)} of {total} positions")
+    return found
+
+
+def compare(guessed: Sequence[Guess], reference: Sequence[Guess]) -> dict[str, float]:
+    """``top1_agreement``: the share of positions with the same likeliest token. ``kl``: the mean divergence from the
+    reference, in nats, over its `MAX_LOGPROBS` likeliest tokens and all others as one; a token that is not among the
+    other's likeliest counts as likely as the last of these, so it is a lower bound."""
+    same = sum(a.likeliest[0][0] == b.likeliest[0][0] for a, b in zip(guessed, reference, strict=True))
+    divergence = math.fsum(_divergence(b, a) for a, b in zip(guessed, reference, strict=True))
+    return {"top1_agreement": same / len(guessed), "kl": divergence / len(guessed)}
+
+
+def perplexity(guessed: Sequence[Guess]) -> float:
+    return math.exp(-math.fsum(guess.logprob for guess in guessed) / len(guessed))
+
+
+def _batches(jobs: list[tuple[list[int], int]]) -> Iterator[list[tuple[list[int], int]]]:
+    for first in range(0, len(jobs), _AT_ONCE):
+        yield jobs[first : first + _AT_ONCE]
+
+
+def _guess(told: Sequence[Any] | None, token: int, position: int) -> Guess:
+    assert told is not None
+    by_token = told[0]
+    if token not in by_token or not math.isfinite(by_token[token].logprob):
+        raise BenchFailed(f"position {position}: the model gave no finite probability for token {token}")
+    ranked = sorted(by_token.items(), key=lambda item: item[1].rank)
+    return Guess(by_token[token].logprob, tuple((one, what.logprob) for one, what in ranked[:MAX_LOGPROBS]))
+
+
+def _divergence(reference: Guess, other: Guess) -> float:
+    """Of two distributions known at the likeliest tokens of each."""
+    theirs = dict(other.likeliest)
+    least = other.likeliest[-1][1]
+    total = left = left_theirs = 0.0
+    for token, logprob in reference.likeliest:
+        log_q = theirs.get(token, least)
+        total += math.exp(logprob) * (logprob - log_q)
+        left += math.exp(logprob)
+        left_theirs += math.exp(log_q)
+    p, q = max(1 - left, 1e-9), max(1 - left_theirs, 1e-9)
+    return max(total + p * math.log(p / q), 0.0)
