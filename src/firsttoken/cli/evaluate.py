@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 NAME = "eval"
 HELP = "perplexity on a text, and agreement with another model or other weights"
 EPILOG = """\
-The text is read in windows of --context tokens. With --reference the same is asked of another model on the same tokens:
-how often both have the same likeliest token, and the mean KL divergence over the reference's 20 likeliest. --reference
-may be the same MODEL: it is computed with --reference-quantization, weights in full if left out.
+The text is read in windows of --context tokens. With --reference the same is asked of another model on the same
+tokens: how often both have the same likeliest token, and the mean KL divergence over the reference's 20 likeliest.
+--reference may be the same MODEL: it is computed with --reference-quantization, weights in full if left out.
 
 examples:
   firsttoken eval smollm2 --text book.txt
