@@ -10,6 +10,7 @@ import pytest
 from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.frontend import link as link_module
 from firsttoken.frontend.link import LONGEST_HOLD_NS, EngineLink
 from firsttoken.transport.channel import ChannelClosed
 from firsttoken.transport.messages import (
@@ -312,3 +313,16 @@ def test_a_wait_that_is_given_up_leaves_the_start_as_it_is(client, link):
     assert not link.ready.done()
     client.tell(Ready(INFO))
     assert link.ready.result(0) is INFO
+
+
+def test_a_stuck_engine_is_waited_for_by_few_of_those_who_left(client, link, monkeypatch):
+    monkeypatch.setattr(link_module, "MAX_PARTING", 2)
+    told = []
+    leaver = SimpleNamespace(part=lambda number, last: told.append((number, last)))
+    for number in range(4):
+        link.submit([request(number)], Sink([]))
+        link.abort([number], leaver)
+    assert told == [(0, None), (1, None)]
+    last = [RequestDelta(number, [], finish_reason="abort") for number in range(4)]
+    client.step(*last)
+    assert told == [(0, None), (1, None), (2, last[2]), (3, last[3])]

@@ -53,6 +53,8 @@ class Leaver(Protocol):
 
 
 LONGEST_HOLD_NS = 10**6
+# Of so many requests that were aborted the engine's last word is waited for: one that is stuck says none.
+MAX_PARTING = 4096
 
 
 class EngineLink:
@@ -160,6 +162,8 @@ class EngineLink:
             self._flush()  # it must know them
             if leaver is not None:
                 self._parting |= dict.fromkeys(live, leaver)
+                while len(self._parting) > MAX_PARTING:
+                    self._part(next(iter(self._parting)), None)
             try:
                 self.handle.client.send(Abort(live))
             except (ChannelClosed, OSError):
