@@ -373,6 +373,9 @@ class StubLoop:
 
     def _tell(self, stream: _Stream, tokens: list[int], fault: Fault | None = None) -> None:
         request = stream.request
+        if request.finish_reason is not None:
+            # All again, as the engine does: a caller who has left meanwhile is told the last word alone.
+            stream.told_stamps = request.num_front_stamps
         stamps = request.timeline.stamps()[stream.told_stamps :]
         stream.told_stamps += len(stamps)
         logprobs = None
