@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.step_sizes import StepSizes
 from firsttoken.core.timeline import Mark
+from firsttoken.core.waits import Wait
 from firsttoken.engine import loop as loop_module
 from firsttoken.engine import step_recorder
 from firsttoken.engine.step_gauges import StepGauges
@@ -325,6 +327,49 @@ def test_who_comes_while_a_step_runs_is_part_of_the_next_one(start):
         joined.append(at[0] - running)
     assert sorted(joined)[3] == 1, joined
     engine.client.send(Abort([1]))
+
+
+def test_who_comes_while_a_step_runs_waits_for_the_next_plan_and_not_for_the_channel(start, depth):
+    engine = start(count_up, depth=depth, step_s=0.05)
+    engine.submit(ask(1, [5], max_tokens=12))
+    time.sleep(0.12)
+    asked = []
+    for number in (2, 3, 4):
+        asked.append(now_ns())
+        engine.submit(
+            msgspec.structs.replace(ask(number, [number], max_tokens=1), stamps=[(Mark.TOKENIZED, asked[-1])])
+        )
+        time.sleep(0.017)
+    _, last, _ = engine.collect([1, 2, 3, 4])
+    for number, handed in zip((2, 3, 4), asked, strict=True):
+        (mark, arrived), *rest = last[number].stamps
+        assert mark == Mark.ARRIVED
+        assert 0 <= arrived - handed < 10 * NS_PER_MS, "it did not wait for the channel"
+        waits = last[number].spent.queue_ns
+        assert sum(waits) == rest[0][1] - arrived
+        assert waits[Wait.STEP] == max(waits)
+
+
+def test_the_way_to_an_idle_engine_is_no_queue(start):
+    engine = start(count_up)
+    time.sleep(0.1)
+    handed = now_ns() - 30 * NS_PER_MS  # it was on its way for so long, while the loop had nothing to do but look
+    engine.submit(msgspec.structs.replace(ask(1, [5], max_tokens=1), stamps=[(Mark.TOKENIZED, handed)]))
+    _, last, _ = engine.collect([1])
+    arrived = last[1].stamps[0][1]
+    assert arrived - handed >= 30 * NS_PER_MS
+    assert sum(last[1].spent.queue_ns) < 20 * NS_PER_MS
+
+
+@pytest.mark.parametrize("ahead_ms", [-1e6, 60_000])
+def test_a_clock_that_is_off_makes_no_time_negative(start, ahead_ms):
+    engine = start(count_up, step_s=0.01)
+    stamp = (Mark.TOKENIZED, now_ns() + round(ahead_ms * NS_PER_MS))
+    engine.submit(ask(1, [5], max_tokens=4), msgspec.structs.replace(ask(2, [5], max_tokens=1), stamps=[stamp]))
+    _, last, _ = engine.collect([1, 2])
+    times = [stamp[1], *(ns for _, ns in last[2].stamps)]
+    assert times == sorted(times)
+    assert min(last[2].spent.queue_ns) >= 0
 
 
 def test_a_device_that_ends_sooner_than_foreseen_is_not_left_waiting(start):

@@ -149,11 +149,20 @@ def test_no_more_than_max_waiting_wait(engine):
     refusal = one.ask(50)
     assert refusal.reason == "queue"
     assert "3 requests of class p2 wait" in refusal.message
-    assert "max_waiting" in refusal.message
+    assert "3 requests of class p2 wait already, and a new one is let in while fewer than 3 do (max_waiting)" in (
+        refusal.message
+    )
     assert refusal.retry_after_s >= 1
     assert one.ask(50, P0) is None  # another class has its own queue
     one.abort(2)
     assert one.ask(50) is None
+
+
+def test_those_that_are_about_to_start_are_told_apart_from_those_that_wait(engine):
+    one = engine(p2(max_waiting=2), rows=3)
+    refusals = [refusal for refusal in (one.ask(10) for _ in range(6)) if refusal is not None]
+    assert len(refusals) == 1
+    assert "2 requests of class p2 wait already beside 3 that are about to start, and" in refusals[0].message
 
 
 def test_a_burst_that_the_free_rows_take_does_not_wait(engine):
@@ -345,7 +354,7 @@ def test_a_deadline_that_has_passed_is_refused_for_good(engine):
     one.now = 10 * NS_PER_MS
     refusal = one.ask(10, deadline_ms=-5)
     assert (refusal.reason, refusal.late) == ("deadline", True)
-    assert refusal.message.startswith("deadline passed 0.005 s before")
+    assert refusal.message.startswith("deadline exceeded: it passed 5.000 ms before")
 
 
 def test_a_deadline_that_cannot_be_met_by_far_is_refused(engine):

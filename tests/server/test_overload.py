@@ -60,7 +60,10 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(full, stream):
     assert reply.status == 429
     assert int(reply.headers["retry-after"]) >= 1
     assert (reply.error["code"], reply.error["type"], reply.error["param"]) == ("overloaded", "overloaded", None)
-    assert "1 requests of class p2 wait already, and no more than 1 may (max_waiting)" in reply.error["message"]
+    assert (
+        "1 requests of class p2 wait already, and a new one is let in while fewer than 1 do (max_waiting)"
+        in reply.error["message"]
+    )
     assert f"try again in {reply.headers['retry-after']} s" in reply.error["message"]
     await full.empty()
     assert (await full.post("/v1/completions", SHORT)).status == 200

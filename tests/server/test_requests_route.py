@@ -56,7 +56,13 @@ async def test_an_answer_is_found_by_both_ids_with_its_writing(client, stream, n
     names = [name for name, _ in found["timeline"]]
     assert (names[0], names[-1]) == ("received", "written")
     assert found["timeline"][-1][1] == pytest.approx(timings["total_ms"], abs=1e-6)
+    # One meaning everywhere: until the caller's side got the first token of any answer.
     assert 0 < found["ttft_ms"] <= found["token_ms"][0]
+    assert n > 1 or found["ttft_ms"] == found["token_ms"][0]
+    told = client.llm.metrics.registry.get_sample_value(
+        "firsttoken_time_to_first_token_seconds_sum", {"service_class": "p2"}
+    )
+    assert told * 1e3 == pytest.approx(found["ttft_ms"])
     assert abs(found["received"] - time.time()) < 10
 
 

@@ -59,6 +59,8 @@ class Request:
     begins when it ends: ``kept`` says whether there was room for that, None without such a wish, and ``kept_reason``
     why there was not. ``queue_ns``: how long it waited for each `Wait`, as far as it has ceased to.
     ``prefill_steps`` steps had a chunk of it, and ``prefill_samples`` of those chose a token.
+
+    It began to queue at ``arrived_ns``, by default now, but not before its last stamp.
     """
 
     __slots__ = (
@@ -97,7 +99,7 @@ class Request:
         "tokens",
     )
 
-    def __init__(self, wire: EngineRequest) -> None:
+    def __init__(self, wire: EngineRequest, *, arrived_ns: int | None = None) -> None:
         self.request_id = wire.id
         self.params = wire.params
         self.seed = wire.seed
@@ -129,7 +131,7 @@ class Request:
         self.kept: bool | None = None
         self.kept_reason: NotKept | None = None
         self.timeline = Timeline(list(wire.stamps))
-        self.timeline.stamp(Mark.ARRIVED)
+        self.timeline.stamp(Mark.ARRIVED, arrived_ns)
 
     @property
     def kv_class(self) -> int:

@@ -119,6 +119,7 @@ class EngineLoop:
         self._preemptions = 0  # as of the last plan
         self._ended = False  # a request has, and it was not told yet
         self._stopping = False
+        self._looked_ns = self._looked_before_ns = 0  # when it began to look for messages, or a moment before; twice
         self._stalled = False  # no step is in flight, and the last plan had none
         self._last_ended_ns = 0  # of the last result, on the device
         self._due_ns = 0  # when the next step should be planned
@@ -190,6 +191,7 @@ class EngineLoop:
             return min(early_ns, max(early_ns // POLL_PART, POLL_NS)) / NS_PER_S
         if not self._has_work:
             if self._executor.idle():
+                self._looked_before_ns, self._looked_ns = self._looked_ns, now_ns()  # that may have taken long
                 return 0
             return COPY_POLL_S if self._tiers is not None and self._tiers.busy else HEARTBEAT_S
         if self._stalled and self._scheduler.wake_ns:
@@ -228,7 +230,7 @@ class EngineLoop:
                 self._stopping = True
 
     def _add(self, wire: EngineRequest) -> None:
-        request = Request(wire)
+        request = Request(wire, arrived_ns=self._arrived_ns(wire))
         never = self._scheduler.can_ever_fit(request)
         if never is not None:
             self._channel.send(Refused(wire.id, never.message, never.param, never.code))
@@ -238,6 +240,12 @@ class EngineLoop:
             self._channel.send(_turned_away(wire.id, refusal))
             return
         self._scheduler.add(request)
+
+    def _arrived_ns(self, wire: EngineRequest) -> int | None:
+        """Since when it has waited for this loop; None for now. Who was handed over before the loop began to look had
+        to wait for it, but no longer than since it looked before: then it was not here."""
+        handed_ns = wire.stamps[-1][1] if wire.stamps else self._looked_ns
+        return max(handed_ns, self._looked_before_ns) if handed_ns < self._looked_ns else None
 
     def _abort(self, request_id: int) -> None:
         request = self._scheduler.abort(request_id)
@@ -330,6 +338,7 @@ class EngineLoop:
 
     def _emit(self) -> None:
         now = now_ns()
+        self._looked_before_ns, self._looked_ns = self._looked_ns, now
         tell_steps = self._ended or self._recorder.due(now)
         if not self._deltas and not tell_steps:
             if now - self._told_ns < HEARTBEAT_S * 1e9:

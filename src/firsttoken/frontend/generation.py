@@ -121,6 +121,7 @@ class Generation:
         self._came_ns = 0  # when the consumer last asked
         self._gave_ns = 0  # when he last got something
         self._final = 0  # the answer that ended last so far
+        self._ttft_ns: int | None = None
         self._last_ns = [0] * len(requests)  # when each answer's latest tokens arrived
         self._unbooked = set(range(len(requests)))  # answers whose outcome is not counted yet
         self._metrics.started(len(requests))
@@ -169,9 +170,9 @@ class Generation:
 
     @property
     def ttft_ns(self) -> int | None:
-        """From the request's beginning to the first token of any answer, in the engine; None before it."""
-        firsts = [one.timeline.first(Mark.FIRST_TOKEN) for one in self._times]
-        return min([ns - self._began_ns for ns in firsts if ns is not None], default=None)
+        """From the request's beginning until the consumer got the first token of any answer; None before it."""
+        self._settle()
+        return self._ttft_ns
 
     @property
     def error_code(self) -> str:
@@ -321,9 +322,9 @@ class Generation:
             items, self._unsettled = self._unsettled, []
             for (index, delta, ns), came_ns, got_ns in items:
                 self._times[index].note(delta, ns, came_ns, got_ns)
-                self._observe(index, delta, ns)
+                self._observe(index, delta, ns, got_ns)
 
-    def _observe(self, index: int, delta: RequestDelta, ns: int) -> None:
+    def _observe(self, index: int, delta: RequestDelta, ns: int, got_ns: int) -> None:
         count = len(delta.tokens)
         if not count:
             return
@@ -331,14 +332,11 @@ class Generation:
         self._last_ns[index] = ns
         if before:
             self._metrics.token_gap((ns - before) / NS_PER_S)
-        elif not self._started(index):
-            self._metrics.first_token((ns - self._began_ns) / NS_PER_S)
+        elif self._ttft_ns is None:  # it is the request's, counted once
+            self._ttft_ns = got_ns - self._began_ns
+            self._metrics.first_token(self._ttft_ns / NS_PER_S)
         for _ in range(count - 1):
             self._metrics.token_gap(0.0)  # they came together
-
-    def _started(self, index: int) -> bool:
-        """True when another answer had its first token before: TTFT is the request's, counted once."""
-        return any(ns for other, ns in enumerate(self._last_ns) if other != index)
 
     def _finish(self, index: int, *, engine_ended: bool, ns: int, got_ns: int) -> None:
         """The answer has its last delta: free what it held in the engine, and close the books."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Literal, NamedTuple
 
-from firsttoken.core.clock import NS_PER_S, now_ns
+from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
 from firsttoken.core.request import Request
 from firsttoken.core.service import ServiceClass, Targets
 from firsttoken.scheduler.backlog import CLASSES, Backlog
@@ -64,24 +64,28 @@ class Admission:
             return None
         # Those that came together while rows are free do not wait yet: the next plan is about to start them.
         free = max(backlog.rows - sum(backlog.running), 0)
-        if waiting - min(backlog.fresh[service], free) < most:
+        starting = min(backlog.fresh[service], free)
+        if waiting - starting < most:
             return None
         if backlog.queues[service].has_less_than_its_part(request.tenant, most):
             return None
         # As many must start as are too many, at the pace at which all of them would.
         seconds = self.headroom.wait(service, now).seconds * (waiting - most + 1) / waiting
         name = ServiceClass(service).name.lower()
-        return _refusal(
-            "queue",
-            f"{waiting} requests of class {name} wait already, and no more than {most} may (max_waiting)",
-            seconds,
-        )
+        told = f"{waiting - starting} requests of class {name} wait already"
+        if starting:
+            told += f" beside {starting} that are about to start"
+        return _refusal("queue", f"{told}, and a new one is let in while fewer than {most} do (max_waiting)", seconds)
 
     def _by_time(self, request: Request, now: int) -> Refusal | None:
         service, deadline = request.service, request.deadline_ns
         if deadline and now >= deadline:
-            late = (now - deadline) / NS_PER_S
-            return Refusal("deadline", f"deadline passed {late:.3f} s before the request arrived", 1, late=True)
+            late = (now - deadline) / NS_PER_MS
+            why = (
+                f"deadline exceeded: it passed {late:.3f} ms before the engine could look at the request; give it more "
+                "time"
+            )
+            return Refusal("deadline", why, 1, late=True)
         targets = self.targets.of(service)
         if targets.max_queue is not None or (targets.ttft_p99 is None and not deadline):
             return None

@@ -150,6 +150,7 @@ class PredictedWindow(BatchWindow):
 
     def arrived(self, now_ns: int, tokens: int) -> None:
         if self._last_ns is not None:
+            now_ns = max(now_ns, self._last_ns)  # they are not always told in the order in which they came
             self._gap_ms = _mean(self._gap_ms, (now_ns - self._last_ns) / NS_PER_MS)
         self._last_ns = now_ns
         self._tokens = _mean(self._tokens, tokens)
