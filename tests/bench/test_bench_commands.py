@@ -97,7 +97,7 @@ def test_streams_of_other_classes_are_told_apart(capsys: pytest.CaptureFixture[s
         (["load", "--rate", "1", "--beside", "car=p0,0,16:3"], "the rate of a stream must be more than 0"),
         (["load", "--rate", "1", "--beside", "p0,1,16:3"], "is no stream"),
         (["load"], "one of the arguments --rate --rates --concurrency --burst --trace is required"),
-        (["load", "--rate", "0"], "it must be more than 0"),
+        (["load", "--rate", "0"], "is not a number above 0"),
         (["load", "--rate", "1", "--mix", "64"], "is not a mix"),
         (["load", "--rate", "1", "--target-ttft", "80"], "is not a time"),
         (["compare", "a", "b", "--tolerance", "x"], "is not a share: write it as in 3% or 0.03"),

@@ -204,6 +204,14 @@ def test_a_death_is_written_and_all_that_ran_failed_with_it(tmp_path, clock):
     assert [event.kind for event in found.events] == ["engine died"]
 
 
+def test_one_that_came_past_its_deadline_expired(tmp_path, clock):
+    flight = recorder(tmp_path)
+    flight.submitted([ask(1, [1]), ask(2, [2])])
+    flight.refused(1, "deadline_exceeded")
+    flight.refused(2, "overloaded")
+    assert [one.outcome for one in read_flight(flight.dump("a test").result(10)).requests] == ["expired", "refused"]
+
+
 def test_without_a_folder_nothing_is_written(caplog):
     assert recorder(None).dump("SIGUSR1").result(1) is None
     assert "give --flight-dir" in caplog.text

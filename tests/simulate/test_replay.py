@@ -131,7 +131,9 @@ def replayed(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 def test_figures_come_near_those_recorded(recording, capsys):
     result = replayed(capsys, str(recording))
-    assert result["recording"]["requests"] == {"recorded": 60, "replayed": 60, "left_out": {}}
+    counts = {"recorded": 60, "replayed": 60, "left_out": {}, "cut_short": 0, "outcomes": {"finished": 60}}
+    assert result["recording"]["requests"] == counts
+    assert result["recording"]["missing"] is None
     assert result["step_times"]["source"] == "recording"
     recorded, [again] = result["recorded"], result["replayed"]
     assert set(again["classes"]) == set(recorded["classes"]) == {"p0", "p2"}
@@ -170,7 +172,13 @@ def test_what_would_have_been(recording, capsys):
 def test_people_get_recorded_beside_replayed(recording, capsys):
     assert cli.main(["replay", str(recording), "--scale", "1.5"]) == 0
     out = capsys.readouterr().out
-    for text in ("60 requests, 60 run again, 1.5 times as fast", "\nrecorded p0 ", "\nreplayed, default p2 ", "a test"):
+    for text in (
+        "60 requests: 60 finished\n60 run again\n",
+        "run with 400 KV blocks, 4 requests at once, admission on, 1.5 times as fast\n",
+        "\nrecorded p0 ",
+        "\nreplayed, default p2 ",
+        "a test",
+    ):
         assert text in out
 
 
@@ -208,6 +216,99 @@ def test_requests_become_jobs_by_how_they_ended():
     assert (running.output, running.counted_in) == (3, "p2 cut short")
     assert failed.output == 2
     assert load.left_out == {"failed": 1, "refused": 1, "expired": 1, "running": 1}
+
+
+def test_every_request_is_counted_once_and_in_words(tmp_path, capsys):
+    given = flight(
+        *(request(number) for number in range(8)),
+        request(8, outcome="failed", output_tokens=2, ended_ns=MS),
+        request(9, outcome="failed", output_tokens=0),
+        request(10, outcome="aborted", ended_ns=1),
+        request(11, outcome="refused", output_tokens=0),
+        request(12, outcome="expired", output_tokens=0),
+    )
+    path = write_flight(tmp_path, given.head, requests=given.requests, steps=[made_steps(400, prompts=40)])
+    assert cli.main(["replay", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "13 requests: 1 aborted, 1 expired, 2 failed, 8 finished, 1 refused\n10 run again, 1 of them cut short" in out
+    )
+    assert "left out, since no token came: 1 expired, 1 failed, 1 refused" in out
+    rows = [line for line in out.splitlines() if line.startswith("replayed, default p2")]
+    assert sum(int(line.removeprefix("replayed, default p2").replace("cut short", "").split()[0]) for line in rows) == 9
+    assert "; not in the rows: 1 left" in out
+
+
+def test_callers_who_wait_come_after_their_last_answer():
+    """Two callers of a tenant, one of another, who asks while his first answer runs."""
+    load = recorded_load(
+        flight(
+            request(0, ended_ns=100 * MS),
+            request(20, ended_ns=100 * MS),
+            request(50, tenant=1, ended_ns=100 * MS),
+            request(60, tenant=1, ended_ns=10 * MS),
+            request(105, ended_ns=100 * MS),  # 5 ms after the first
+            request(130, ended_ns=100 * MS),  # 10 ms after the second
+            request(300, tenant=1, outcome="running"),  # 150 ms after his latest end, of the one of 50
+        ),
+        closed=True,
+    )
+    assert [(job.after, job.at_ns // MS) for job in load.jobs] == [
+        (None, 0),
+        (None, 20),
+        (None, 50),
+        (None, 60),
+        (0, 5),
+        (1, 10),
+        (2, 150),
+    ]
+
+
+def test_a_replay_far_off_its_recording_says_so_and_a_closed_one_piles_nothing_up(tmp_path, capsys):
+    """Four callers at a time, whose answers took 3 ms; the recording's steps take some times as long."""
+    asked = [
+        request(4 * (number // 4), id=number, ended_ns=3 * MS, first_ns=MS // 2, gaps_us=[1000, 1000])
+        for number in range(200)
+    ]
+    given, steps = flight(*asked), made_steps(400, prompts=40)
+    path = write_flight(tmp_path, given.head, requests=given.requests, steps=[steps])
+    opened, closed = replayed(capsys, str(path)), replayed(capsys, str(path), "--closed")
+    assert (opened["closed"], closed["closed"]) == (False, True)
+    assert (
+        opened["replayed"][0]["classes"]["p2"]["requests"] == closed["replayed"][0]["classes"]["p2"]["requests"] == 200
+    )
+    assert (
+        closed["replayed"][0]["classes"]["p2"]["ttft_ms"]["p99"]
+        < opened["replayed"][0]["classes"]["p2"]["ttft_ms"]["p50"]
+    )
+    assert "replayed as it was recorded, p2's TTFT p50 is " in opened["warnings"][0]
+    assert "--closed" in opened["warnings"][0]
+    assert replayed(capsys, str(path), "--scale", "2")["warnings"] == []
+
+
+def test_a_recording_that_was_cut_is_run_as_far_as_it_is_whole(recording, tmp_path, capsys):
+    whole = recording.read_bytes()
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(whole[: len(whole) - 200])
+    result = replayed(capsys, str(cut))
+    assert result["recording"]["requests"]["replayed"] == 60
+    assert "lines and no end: only what is whole of it is run again" in result["warnings"][0]
+    cut.write_bytes(whole[: whole.index(b'"requests"')])
+    assert cli.main(["replay", str(cut)]) == 2
+    assert "no request is in what is left of it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", ""])
+def test_a_file_that_cannot_be_read_is_bad_usage(tmp_path, capsys, name):
+    assert cli.main(["replay", str(tmp_path / name)]) == 2
+    assert f"cannot read {tmp_path / name}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "nan", "inf"])
+def test_a_scale_is_a_number_above_0(capsys, text):
+    with pytest.raises(SystemExit):
+        cli.main(["replay", "x", f"--scale={text}"])
+    assert f"argument --scale: '{text}' is not a number above 0" in capsys.readouterr().err
 
 
 def test_without_prefix_caching_nothing_is_found_again():

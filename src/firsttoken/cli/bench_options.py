@@ -40,20 +40,21 @@ def share(text: str) -> float:
 
 def positive_number(text: str) -> float:
     """A number above 0."""
-    value = natural_number(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is too small: it must be more than 0")
-    return value
+    return _number(text, "above 0", lambda value: value > 0)
 
 
 def natural_number(text: str) -> float:
     """A number, 0 or more."""
+    return _number(text, "of 0 or more", lambda value: value >= 0)
+
+
+def _number(text: str, which: str, fits: Callable[[float], bool]) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a number") from None
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} must be a number of 0 or more")
+        value = math.nan
+    if not (fits(value) and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a number {which}")
     return value
 
 

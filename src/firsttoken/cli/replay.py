@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,6 +37,7 @@ examples:
   firsttoken replay flight-20261130T101500.123Z-4711.jsonl
   firsttoken replay FILE --policy default,fcfs-2048         what another policy would have done
   firsttoken replay FILE --scale 1.5 --kv-blocks 2048       half as many requests more, and less memory
+  firsttoken replay FILE --closed                           callers who wait for an answer before they ask again
 """
 SHIPPED = " ".join(GPU_DEFAULTS.values())
 
@@ -49,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--scale", type=positive_number, default=1.0, metavar="S", help="requests come S times as fast (default: 1)"
+    )
+    parser.add_argument(
+        "--closed",
+        action="store_true",
+        help="each request as long after another's end as it came, not at its time",
     )
     parser.add_argument(
         "--admission",
@@ -82,8 +89,11 @@ def run(options: argparse.Namespace) -> int:
     from firsttoken.simulate.run import simulate
     from firsttoken.simulate.workload import speeded_up
 
-    flight = read_flight(options.recording)
-    load = recorded_load(flight)
+    try:
+        flight = read_flight(options.recording, partial=True)
+    except OSError as error:
+        raise ConfigError(f"cannot read {options.recording}: {error.strerror or error}") from None
+    load = recorded_load(flight, closed=options.closed)
     device = _device(flight)
     settings = flight.head.settings
     depth = settings.in_flight or device.in_flight
@@ -118,6 +128,7 @@ def run(options: argparse.Namespace) -> int:
         **report.header(flight.head.info),
         "recording": _recording(options.recording, flight, load),
         "scale": options.scale,
+        "closed": options.closed,
         "admission": options.admission,
         "engine": {
             "kv_blocks": engine.kv_blocks,
@@ -136,6 +147,7 @@ def run(options: argparse.Namespace) -> int:
         "recorded": _recorded(flight),
         "replayed": results,
     }
+    result["warnings"] = _warnings(options, flight, result)
     hand_in(options, result, _lines(result))
     return 0
 
@@ -185,7 +197,7 @@ def _engine(options: argparse.Namespace, flight: Flight, depth: int, host_ms: fl
 
 
 def _recording(path: Path, flight: Flight, load: RecordedLoad) -> dict[str, Any]:
-    from firsttoken.simulate.replay import recorded_seconds
+    from firsttoken.simulate.replay import CUT_SHORT, recorded_seconds
 
     head = flight.head
     return {
@@ -198,9 +210,38 @@ def _recording(path: Path, flight: Flight, load: RecordedLoad) -> dict[str, Any]
             "recorded": len(flight.requests),
             "replayed": len(load.jobs),
             "left_out": dict(sorted(load.left_out.items())),
+            "cut_short": sum(job.group == CUT_SHORT for job in load.jobs),
+            "outcomes": dict(Counter(request.outcome for request in flight.requests)),
         },
+        "missing": flight.missing or None,
         "events": [{"kind": event.kind, "text": event.text} for event in flight.events],
     }
+
+
+def _warnings(options: argparse.Namespace, flight: Flight, result: dict[str, Any]) -> list[str]:
+    from firsttoken.simulate.replay import far_off
+
+    found = []
+    if flight.missing:
+        found.append(
+            f"the recording {flight.missing}: only what is whole of it is run again, and figures miss the rest"
+        )
+    if result["step_times"]["why"]:
+        found.append(result["step_times"]["why"])
+    as_recorded = options.scale == 1 and options.kv_blocks is None and options.max_num_seqs is None
+    same = next((one for one in result["replayed"] if one["policy"] == "default"), None)
+    off = far_off(result["recorded"]["classes"], same["classes"]) if same is not None and as_recorded else None
+    if off is not None:
+        text = (
+            f"replayed as it was recorded, {off}: compare policies with the replayed default, not with the recording."
+        )
+        if not options.closed:
+            text += (
+                " Requests come at their recorded times: callers who wait for an answer before they ask again would "
+                "have come later where steps are slower (--closed does so)"
+            )
+        found.append(text)
+    return found
 
 
 def _recorded(flight: Flight) -> dict[str, Any]:
@@ -246,8 +287,6 @@ def _replayed(policy: str, outcome: Outcome, flight: Flight, wall_s: float) -> d
 
 def _lines(result: dict[str, Any]) -> list[str]:
     recording, recorded, times = result["recording"], result["recorded"], result["step_times"]
-    counts = recording["requests"]
-    out = "".join(f", {number} {outcome} left out" for outcome, number in counts["left_out"].items())
     off = ", ".join(
         f"{kind} {100 * found['p50']:.1f}/{100 * found['p90']:.1f} %" for kind, found in times["error"].items()
     )
@@ -256,24 +295,44 @@ def _lines(result: dict[str, Any]) -> list[str]:
     lines = [
         f"{recording['file']} ({recording['reason']}), written {recording['written']}: "
         f"{recording['seconds']:.1f} s of {result['model']} on {result['device']}",
-        f"{counts['recorded']} requests, {counts['replayed']} run again{out}"
-        + (f", {result['scale']:g} times as fast" if result["scale"] != 1 else ""),
+        *_counts(recording["requests"]),
+        f"run with {result['engine']['kv_blocks']} KV blocks, {result['engine']['max_num_seqs']} requests at once, "
+        f"admission {result['admission']}"
+        + (f", {result['scale']:g} times as fast" if result["scale"] != 1 else "")
+        + (", each caller after his last answer" if result["closed"] else ""),
         f"step times: {times['source']}, off by (p50/p90) {off}; {times['host_ms']:.2f} ms of the host each",
+        *(f"warning: {text}" for text in result["warnings"]),
+        f"{'p50 / p99 in ms':<{width}}{'requests':>9}{'TTFT':>20}{'ITL':>18}{'E2E':>22}",
     ]
-    if times["why"]:
-        lines.append(f"warning: {times['why']}")
-    lines.append(f"{'p50 / p99 in ms':<{width}}{'requests':>9}{'TTFT':>20}{'ITL':>18}{'E2E':>22}")
     for label, one in rows:
         for name, figures in one["classes"].items():
             ttft, itl, e2e = (_pair(figures[key]) for key in ("ttft_ms", "itl_ms", "e2e_ms"))
             lines.append(f"{label + ' ' + name:<{width}}{figures['requests']:>9}{ttft:>20}{itl:>18}{e2e:>22}")
     for label, one in rows:
-        refused = "".join(f", refused {number} x {reason}" for reason, number in one.get("refused", {}).items())
         lines.append(
             f"{label}: {one['steps']} steps, {one['preemptions']} preempted, "
-            f"{100 * one['hit_ratio']:.1f} % of prompt tokens found{refused}"
+            f"{100 * one['hit_ratio']:.1f} % of prompt tokens found{_not_in_rows(one)}"
         )
     return lines
+
+
+def _counts(counts: dict[str, Any]) -> list[str]:
+    """How the recorded requests ended, and what becomes of them."""
+    outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts["outcomes"].items()))
+    again = f"{counts['replayed']} run again"
+    if counts["cut_short"]:
+        again += f", {counts['cut_short']} of them cut short (no end is recorded: as many tokens as had come)"
+    if counts["left_out"]:
+        left = ", ".join(f"{number} {outcome}" for outcome, number in counts["left_out"].items())
+        again += f"; left out, since no token came: {left}"
+    return [f"{counts['recorded']} requests: {outcomes}", again]
+
+
+def _not_in_rows(one: dict[str, Any]) -> str:
+    """Of a replay, the requests that the rows of the table do not count."""
+    words = [f"{one[what]} {what}" for what in ("left", "expired") if one.get(what)]
+    words += [f"{number} refused ({reason})" for reason, number in one.get("refused", {}).items()]
+    return f"; not in the rows: {', '.join(words)}" if words else ""
 
 
 def _pair(found: dict[str, float]) -> str:

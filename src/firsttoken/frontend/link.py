@@ -214,7 +214,7 @@ class EngineLink:
             self._on_step(message)
         elif isinstance(message, Refused):
             if self.flight is not None:
-                self.flight.refused(message.id)
+                self.flight.refused(message.id, message.code)
             sink = self._drop(message.id)
             if sink is not None:
                 sink.refuse(message)

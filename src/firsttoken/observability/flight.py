@@ -200,9 +200,10 @@ class FlightRecorder:
         if not self._stats or stats.heartbeat_ns - self._stats[-1].heartbeat_ns >= STATS_NS:
             self._stats.append(stats)
 
-    def refused(self, request_id: int) -> None:
+    def refused(self, request_id: int, code: str | None = None) -> None:
+        """The engine does not run it; ``code`` is why."""
         with self._lock:
-            self._end(request_id, "refused", now_ns())
+            self._end(request_id, "refused", now_ns(), code)
 
     def left(self, ids: Collection[int], *, finished: bool) -> None:
         """The front end has ended these: a stop string was found (``finished``), or the caller has gone."""

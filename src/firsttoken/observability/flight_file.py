@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -155,13 +155,15 @@ class _Version(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Flight:
-    """What a file holds: all in the order of time, requests in the order in which they came."""
+    """What a file holds: all in the order of time, requests in the order in which they came. ``missing`` says what is,
+    of one that was cut short."""
 
     head: FlightHead
     requests: list[FlightRequest] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     stats: list[EngineStats] = field(default_factory=list)
     events: list[FlightEvent] = field(default_factory=list)
+    missing: str = ""
 
 
 # ---------------------------------------------------------------- writing
@@ -260,9 +262,9 @@ def _abandoned(partial: Path) -> bool:
 # ---------------------------------------------------------------- reading
 
 
-def read_flight(path: Path) -> Flight:
+def read_flight(path: Path, *, partial: bool = False) -> Flight:
     """Raises `ConfigError`, with what is wrong, for a file that is none, of another version, damaged or cut short;
-    `OSError` for one that cannot be read."""
+    `OSError` for one that cannot be read. With ``partial``, the lines that are whole of a file that was cut short."""
     lines = msgspec.json.Decoder(_Line)
     end = None
     with path.open("rb") as file:
@@ -275,6 +277,8 @@ def read_flight(path: Path) -> Flight:
             try:
                 line = lines.decode(raw)
             except (msgspec.DecodeError, RecursionError) as error:
+                if partial and not raw.endswith(b"\n"):
+                    break
                 what = f"{path}, line {number}: the file is damaged"
                 raise ConfigError(f"{what} or cut short ({error})") from None
             if any(one.output_tokens > len(one.gaps_us) + 1 for one in line.requests):
@@ -290,8 +294,11 @@ def read_flight(path: Path) -> Flight:
                     "recorder keeps"
                 )
     if end is None:
-        raise ConfigError(f"{path} is cut short: it has {number} lines and no end; take another dump")
-    if end != _End(len(flight.requests), len(flight.steps)):
+        missing = f"is cut short: it has {number} lines and no end"
+        if not partial:
+            raise ConfigError(f"{path} {missing}; take another dump")
+        flight = replace(flight, missing=missing)
+    elif end != _End(len(flight.requests), len(flight.steps)):
         raise ConfigError(
             f"{path} is damaged: it should have {end.requests} requests and {end.steps} steps, and has "
             f"{len(flight.requests)} and {len(flight.steps)}"

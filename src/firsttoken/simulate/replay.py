@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from statistics import median
 from typing import Any
 
@@ -16,8 +17,11 @@ from firsttoken.observability.flight_file import Flight, FlightRequest
 from firsttoken.observability.percentiles import percentiles
 from firsttoken.simulate.workload import Job
 
-# The group of the figures of requests whose end is not in the recording.
+# The group of the figures of requests whose end is not in the recording: they ran when it was written, or failed.
 CUT_SHORT = "cut short"
+# Of medians, as shares of those recorded: further off, a replay is no likeness of its recording.
+FAR_OFF = 1.5
+NOTICEABLE_MS = 1.0
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,15 @@ class RecordedLoad:
     left_out: Counter[str]
 
 
-def recorded_load(flight: Flight) -> RecordedLoad:
+def recorded_load(flight: Flight, *, closed: bool = False) -> RecordedLoad:
     """The same arrivals, classes, lengths and common beginnings. An answer is as long as it was; who left leaves after
-    the same time. Raises `ConfigError` for a recording without a request that could be run again."""
+    the same time. Raises `ConfigError` for a recording without a request that could be run again.
+
+    ``closed``: callers wait for their answers. A request comes as long after the end of another of its tenant as it
+    did: of those that had ended, and that none had come after, the one that ended last. Who has none comes when he did.
+    """
     jobs: list[Job] = []
+    kept: list[FlightRequest] = []
     left_out: Counter[str] = Counter()
     began = flight.requests[0].at_ns if flight.requests else 0
     for request in flight.requests:
@@ -40,9 +49,28 @@ def recorded_load(flight: Flight) -> RecordedLoad:
             left_out[request.outcome] += 1
         else:
             jobs.append(job)
+            kept.append(request)
     if not jobs:
         raise ConfigError(_nothing(flight, left_out))
-    return RecordedLoad(jobs, left_out)
+    return RecordedLoad(_one_after_another(jobs, kept) if closed else jobs, left_out)
+
+
+def _one_after_another(jobs: Sequence[Job], requests: Sequence[FlightRequest]) -> list[Job]:
+    """``jobs`` of these ``requests``, those of callers who had waited for another's end."""
+    running: dict[int, list[tuple[int, int]]] = {}  # of each tenant, when requests end, and their numbers
+    ended: dict[int, list[tuple[int, int]]] = {}
+    found = []
+    for number, (job, request) in enumerate(zip(jobs, requests, strict=True)):
+        mine, free = running.setdefault(request.tenant, []), ended.setdefault(request.tenant, [])
+        while mine and mine[0][0] <= request.at_ns:
+            free.append(heappop(mine))
+        if free:
+            end_ns, before = free.pop()
+            job = replace(job, at_ns=request.at_ns - end_ns, after=before)
+        found.append(job)
+        if request.ended_ns:
+            heappush(mine, (request.at_ns + request.ended_ns, number))
+    return found
 
 
 def _job(request: FlightRequest, at_ns: int, flight: Flight) -> Job | None:
@@ -77,7 +105,27 @@ def _nothing(flight: Flight, left_out: Counter[str]) -> str:
             "was gone, and only front ends know requests"
         )
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(left_out.items()))
+    if flight.missing and not flight.requests:
+        return f"the recording {flight.missing}, and no request is in what is left of it"
     return f"the recording has no request that got a token, so there is nothing to run again ({counts or 'none came'})"
+
+
+def far_off(recorded: dict[str, Any], replayed: dict[str, Any]) -> str | None:
+    """Which median of a replay is furthest from the recording's, of those that are too far; both by class."""
+    worst, words = FAR_OFF, None
+    for name in recorded.keys() & replayed.keys():
+        for key in ("ttft_ms", "itl_ms"):
+            was, found = (figures[name][key].get("p50", 0.0) for figures in (recorded, replayed))
+            if (
+                min(was, found) > 0
+                and abs(was - found) > NOTICEABLE_MS
+                and (off := max(was / found, found / was)) > worst
+            ):
+                worst, words = (
+                    off,
+                    f"{name}'s {key[:4].upper().rstrip('_')} p50 is {found:.1f} ms, and was {was:.1f} ms",
+                )
+    return words
 
 
 # ---------------------------------------------------------------- as it was

@@ -12,7 +12,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -126,8 +126,9 @@ def simulate(
     watch: Watch | None = None,
     at_rest: AtRest | None = None,
 ) -> Outcome:
-    """Serve ``jobs`` (in order of arrival) to their ends, but for those that ``admission`` turns away as an engine's
-    does. ``watch`` is told of each step when it is launched, ``at_rest`` of each moment without work.
+    """Serve ``jobs`` to their ends, but for those that ``admission`` turns away as an engine's does. They are in order
+    of arrival, wherever those lie that come after another. ``watch`` is told of each step when it is launched,
+    ``at_rest`` of each moment without work.
 
     Raises `ConfigError` for a shape that no engine can have.
     """
@@ -185,6 +186,11 @@ class _Run:
         self._watch = watch
         self._at_rest = at_rest
         self._arrived = 0
+        self._followers: dict[int, list[int]] = {}
+        for number, job in enumerate(jobs):
+            if job.after is not None:
+                self._followers.setdefault(job.after, []).append(number)
+        self._following: list[tuple[int, int]] = []  # when each of them comes, and who
         self._leaving: list[tuple[int, int]] = []  # when, and who
         self._left = self._expired = 0
         self._flying: deque[_Flying] = deque()
@@ -216,6 +222,8 @@ class _Run:
         """When something happens while no step runs: a request comes, a caller leaves, the batch window ends. None for
         never."""
         coming = [self._jobs[self._arrived].at_ns] if self._arrived < len(self._jobs) else []
+        if self._following:
+            coming.append(self._following[0][0])
         if self._scheduler.wake_ns:
             coming.append(self._scheduler.wake_ns)
         if self._live and self._leaving:
@@ -240,16 +248,29 @@ class _Run:
 
     def _drain(self) -> None:
         jobs = self._jobs
-        while self._arrived < len(jobs) and jobs[self._arrived].at_ns <= self.clock.now:
-            self._add(jobs[self._arrived], self._arrived)
+        while self._arrived < len(jobs):
+            job = jobs[self._arrived]
+            if job.after is None:
+                if job.at_ns > self.clock.now:
+                    break
+                self._add(job, self._arrived)
             self._arrived += 1
+        while self._following and self._following[0][0] <= self.clock.now:
+            at_ns, number = heappop(self._following)
+            self._add(replace(jobs[number], at_ns=at_ns), number)
         while self._leaving and self._leaving[0][0] <= self.clock.now:
             request = self._scheduler.abort(heappop(self._leaving)[1])
             if request is not None:
                 self._left += 1
                 self._forget(request)
 
+    def _ended(self, number: int) -> None:
+        """Who waited for this one's end comes next."""
+        for follower in self._followers.get(number, ()):
+            heappush(self._following, (self.clock.now + self._jobs[follower].at_ns, follower))
+
     def _forget(self, request: Request) -> _Live:
+        self._ended(request.request_id)
         if self._admission is not None:
             self._admission.backlog.ended(request)
         return self._live.pop(request.request_id)
@@ -272,10 +293,12 @@ class _Run:
         never = self._scheduler.can_ever_fit(request)
         if never is not None:
             self._refused[never.code or "invalid"] += 1
+            self._ended(number)
             return
         refusal = self._admission.decide(request) if self._admission is not None else None
         if refusal is not None:
             self._refused[f"overloaded: {refusal.reason} of {job.service.name.lower()}"] += 1
+            self._ended(number)
             return
         self._scheduler.add(request)
         self._live[number] = _Live(job, array("q"))

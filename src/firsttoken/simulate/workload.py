@@ -27,7 +27,8 @@ class Job:
     short); one without blocks is like no other. The figures of a ``group`` are told apart from others of its class.
     ``tenant`` shares the class with others. The caller leaves after ``patience_ms``, whether the request runs or not,
     and one that has not started after ``deadline_ms`` never does; 0 for never, and for no deadline. ``priority`` orders
-    inside the class, lower first; ``block_tokens`` are those of each of the ``blocks``.
+    inside the class, lower first; ``block_tokens`` are those of each of the ``blocks``. One with a request (its number
+    in the load) to come ``after`` comes ``at_ns`` after that one's end.
     """
 
     at_ns: int
@@ -41,6 +42,7 @@ class Job:
     deadline_ms: float = 0.0
     priority: int = 0
     block_tokens: int = TRACE_BLOCK_TOKENS
+    after: int | None = None
 
     @property
     def counted_in(self) -> str:
