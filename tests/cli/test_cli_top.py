@@ -49,7 +49,9 @@ def frame(at=0, **changes):
         "waiting": 3,
         "kv_blocks": {"total": 100, "used": 40, "cached": 30, "free": 30},
         "classes": {"p0": window(12.5, running=2, waiting=0), "p1": window(), "p2": window(1234.0)},
-        "rates": {"requests_per_s": 4, "output_tokens_per_s": 321, "prompt_tokens_per_s": 9, "steps_per_s": 50.0},
+        "outcomes": {"finished": 9, "aborted": 5, "refused": 2, "expired": 1, "failed": 38},
+        "rates": {"requests_per_s": 4, "output_tokens_per_s": 321, "prompt_tokens_per_s": 9, "steps_per_s": 50.0}
+        | {"tokens_per_step": 7.0},
         "steps": [[at, 1, 1e6 + 100 * at - 8, 1e6 + 100 * at, 8.0, 7, 0, 0, 0.1, 0.0, 0.0, 0.0, 1, 0]],
         "requests": [],
     }
@@ -145,7 +147,7 @@ def test_one_picture_where_there_is_no_terminal(capsys):
     with server(stream(first(), frame(1), key="secret")) as url:
         assert main(["top", url, "--api-key", "secret"]) == 0
     shown = capsys.readouterr().out
-    for words in ("firsttoken busy", "running 7 of 32", "tokens/s 321", "12.5", "1,234", "req-[red]1", "aborted"):
+    for words in ("firsttoken busy", "running 7 of 32", "tokens/s 321", "not served 41", "12.5", "1,234", "req-[red]1", "aborted"):
         assert words in shown, words
     assert "\x1b" not in shown
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from firsttoken.core.clock import NS_PER_S, clock_replaced
+from firsttoken.core.step_record import StepRecord
 from firsttoken.observability.live import SlidingCounts, SlidingPercentiles
 from firsttoken.observability.metrics import FrontendMetrics
 from firsttoken.observability.percentiles import percentiles
@@ -104,3 +105,28 @@ def test_the_metrics_feed_it(clock):
     assert read["p0"]["tokens_per_s"] == pytest.approx(3 / 5)
     assert (read["p0"]["ended"], read["p2"]["ended"]) == ({"finished": 2}, {"failed": 1})
     assert read["p1"]["ttft_ms"]["count"] == 0
+
+
+def test_all_rates_are_of_the_same_seconds_and_none_shows_the_past(clock):
+    metrics = FrontendMetrics()
+    record = StepRecord(1, 0, 0, 0, 0, 0, decode_rows=6, prefill_tokens=2)
+    for _ in range(20):
+        for service in (0, 2):
+            metrics.of(service).first_token(0.01)
+            metrics.of(service).token_gap(0.01)
+            metrics.of(service).request_done(0.02)
+        metrics.take_steps([record] * 10)
+        clock[0] += NS_PER_S // 2
+    rows = metrics.live.read()
+    assert metrics.live.rates(rows) == {
+        "requests_per_s": 4,
+        "output_tokens_per_s": 8,
+        "prompt_tokens_per_s": 40,
+        "steps_per_s": 20,
+        "tokens_per_step": 8,
+    }
+    assert (rows["p0"]["requests_per_s"], rows["p1"]["requests_per_s"], rows["p2"]["tokens_per_s"]) == (2, 0, 4)
+    clock[0] += 6 * NS_PER_S
+    rows = metrics.live.read()
+    assert {one["requests_per_s"] + one["tokens_per_s"] for one in rows.values()} == {0}
+    assert set(metrics.live.rates(rows).values()) == {0, None}

@@ -21,7 +21,20 @@ _MAX_ERROR_BYTES = 1 << 16
 _MAX_LINE_BYTES = 16 << 20
 # What a picture cannot be made without.
 _NEEDED = frozenset(
-    ["now_ms", "unix_ms", "state", "error", "running", "waiting", "kv_blocks", "classes", "rates", "steps", "requests"]
+    [
+        "now_ms",
+        "unix_ms",
+        "state",
+        "error",
+        "running",
+        "waiting",
+        "kv_blocks",
+        "classes",
+        "outcomes",
+        "rates",
+        "steps",
+        "requests",
+    ]
 )
 
 

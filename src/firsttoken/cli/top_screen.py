@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from firsttoken.cli.top_state import STEPS_MS, LiveState
+from firsttoken.core.outcome import NOT_SERVED
 from firsttoken.core.service import CLASS_NAMES
 
 _RAMP = " ▁▂▃▄▅▆▇█"
@@ -71,8 +72,9 @@ def _now(state: LiveState, width: int) -> Text:
         ("running", f"{frame['running']}{slots}"),
         ("waiting", str(frame["waiting"])),
         ("KV", percent(kv["used"] / kv["total"]) if kv["total"] else "-"),
+        ("not served", str(sum([frame["outcomes"][how] for how in NOT_SERVED]))),
         ("steps/s", number(rates["steps_per_s"])),
-        ("tokens/step", number(state.tokens_a_step())),
+        ("tokens/step", number(rates["tokens_per_step"])),
     ]
     text = Text()
     for name, value in pairs:

@@ -65,13 +65,6 @@ class LiveState:
         found = [self.frame["classes"][name][kind]["p99"] for name in CLASS_NAMES]
         return max((value for value in found if value is not None), default=None)
 
-    def tokens_a_step(self) -> float | None:
-        """That the steps of the last two seconds computed."""
-        since = self.frame["now_ms"] - 2e3
-        bars = [bar for bar in self.bars if bar["end"] > since]
-        steps = sum(bar["steps"] for bar in bars)
-        return sum(bar["decode_rows"] + bar["prefill_tokens"] for bar in bars) / steps if steps else None
-
     def summary(self, url: str) -> dict[str, Any]:
         """The whole, as one object: the last frame, and what only the first one of a connection tells."""
         return {

@@ -219,7 +219,7 @@ class AsyncLLM:
 
     def _on_steps(self, records: list[StepRecord]) -> None:
         self.steps.add(records)
-        self.metrics.steps.add(records)
+        self.metrics.take_steps(records)
 
     def _on_dead(self) -> None:
         self._progress.gone()

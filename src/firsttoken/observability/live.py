@@ -7,16 +7,17 @@ somebody asks for it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import log2
 from typing import Any, get_args
 
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.outcome import Outcome
 from firsttoken.core.service import CLASS_NAMES
+from firsttoken.core.step_record import StepRecord
 
 WINDOW_S = 60
-# Rates follow what happens now; percentiles need more to stand on.
+# Rates follow what happens now; percentiles need more to stand on. One window for all rates, so that they agree.
 RATE_S = 5
 # Buckets in a doubling: each is 6 % wide, so that a percentile is off by half of that at most.
 PER_OCTAVE = 12
@@ -131,15 +132,35 @@ class ClassWindow:
 class LiveWindows:
     """The last minute of every class, in the order of `core.service.ServiceClass`, and of callers' requests."""
 
-    __slots__ = ("_over", "classes")
+    __slots__ = ("_over", "_prompt_tokens", "_step_tokens", "_steps", "classes")
 
     def __init__(self) -> None:
+        self._steps, self._step_tokens, self._prompt_tokens = SlidingCounts(), SlidingCounts(), SlidingCounts()
         self.classes = [ClassWindow() for _ in CLASS_NAMES]
         self._over: dict[Outcome, SlidingCounts] = {outcome: SlidingCounts() for outcome in get_args(Outcome)}
 
     def request_over(self, outcome: Outcome) -> None:
         """A caller's request ended so, wherever that was decided."""
         self._over[outcome].add(0)
+
+    def ran(self, records: Sequence[StepRecord]) -> None:
+        """Take the engine's records of its steps over, each once."""
+        prompts = sum([one.prefill_tokens for one in records])
+        self._steps.add(0, len(records))
+        self._prompt_tokens.add(0, prompts)
+        self._step_tokens.add(0, prompts + sum([one.decode_rows for one in records]))
+
+    def rates(self, classes: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+        """Of everybody, over the same seconds as those of ``classes``, which `read` has told: requests that were
+        answered in full, tokens as they were given out, steps, and tokens that these computed."""
+        steps = self._steps.per_second()
+        return {
+            "requests_per_s": round(sum([one["requests_per_s"] for one in classes.values()]), 2),
+            "output_tokens_per_s": round(sum([one["tokens_per_s"] for one in classes.values()]), 1),
+            "prompt_tokens_per_s": round(self._prompt_tokens.per_second(), 1),
+            "steps_per_s": round(steps, 1),
+            "tokens_per_step": round(self._step_tokens.per_second() / steps, 2) if steps else None,
+        }
 
     def outcomes(self) -> dict[str, int]:
         """How requests ended in the last minute."""

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.outcome import Outcome
 from firsttoken.core.service import CLASS_NAMES
+from firsttoken.core.step_record import StepRecord
 from firsttoken.observability.kv_metrics import kv_families
 from firsttoken.observability.live import ClassWindow, LiveWindows
 from firsttoken.observability.request_metrics import RequestMetrics
@@ -199,6 +200,11 @@ class FrontendMetrics:
     def update(self, stats: EngineStats) -> None:
         """Take over the engine's latest numbers (with every step, and with heartbeats when idle)."""
         self._engine.stats = stats
+
+    def take_steps(self, records: Sequence[StepRecord]) -> None:
+        """Take the engine's records of its steps over, each once."""
+        self.steps.add(records)
+        self.live.ran(records)
 
     def engine_gone(self) -> None:
         """What the engine held is gone with it; its last gauges would say otherwise for ever."""

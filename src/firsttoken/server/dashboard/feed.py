@@ -123,7 +123,6 @@ class Feed:
         if len(self._listeners) >= MAX_LISTENERS:
             raise _crowded()
         if self._ticking is None:
-            self._snapshots.forget()
             self._step_id = self._last_step()
             self._ticks.clear()
             self._tick()

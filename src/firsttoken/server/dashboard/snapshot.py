@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
+from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import FirstTokenError
 from firsttoken.core.service import CLASS_NAMES
 from firsttoken.observability.kv_dashboard import kv_dashboard
-from firsttoken.observability.live import WINDOW_S
-from firsttoken.transport.messages import EngineStats
+from firsttoken.observability.live import RATE_S, WINDOW_S
 from firsttoken.version import __version__
 
 if TYPE_CHECKING:
     from firsttoken.frontend.async_llm import AsyncLLM
     from firsttoken.observability.recent import EndedRequest
 
-# Rates are told over so long a time: with less, slow steps would make them flicker.
-RATE_NS = 2 * NS_PER_S
 # Percentiles of a minute need not be put together at every tick: that is half of what a tick takes.
 WINDOWS_NS = 200 * NS_PER_MS
 
 
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    ns: int
-    stats: EngineStats
-
-
 class Snapshots:
-    """Looks at ``llm`` as often as it is asked to; the rates are between looks."""
+    """Looks at ``llm`` as often as it is asked to."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
-        self._totals: deque[_Totals] = deque()
         self._engine: dict[str, Any] | None = None
         self._windows: Mapping[str, dict[str, Any]] = {}
+        self._rates: dict[str, float | None] = {}
         self._windows_ns = -WINDOWS_NS
-
-    def forget(self) -> None:
-        """Nobody has looked for a while: the next rates begin anew."""
-        self._totals.clear()
 
     def now(self) -> dict[str, Any]:
         """Everything but steps, requests and the cache's totals."""
@@ -72,9 +57,10 @@ class Snapshots:
             "kv_blocks": {"total": stats.kv_total, "used": stats.kv_used, "cached": stats.kv_cached, "free": free},
             "preemptions": stats.preemptions,
             "window_s": WINDOW_S,
+            "rate_s": RATE_S,
             "outcomes": llm.metrics.live.outcomes(),
             "classes": classes,
-            "rates": self._rates(stats),
+            "rates": self._rates,
         }
 
     def engine(self) -> dict[str, Any] | None:
@@ -106,7 +92,9 @@ class Snapshots:
     def _classes(self) -> dict[str, dict[str, Any]]:
         now = now_ns()
         if now - self._windows_ns >= WINDOWS_NS:
-            self._windows, self._windows_ns = self._llm.metrics.live.read(), now
+            live = self._llm.metrics.live
+            self._windows, self._windows_ns = live.read(), now
+            self._rates = live.rates(self._windows)
         return {name: dict(window) for name, window in self._windows.items()}
 
     def _error(self) -> str | None:
@@ -115,24 +103,6 @@ class Snapshots:
         except FirstTokenError as error:
             return str(error)
         return None
-
-    def _rates(self, stats: EngineStats) -> dict[str, float | None]:
-        """Of the last `RATE_NS`, or since the first look; None at that."""
-        now, totals = now_ns(), self._totals
-        while len(totals) > 1 and totals[1].ns <= now - RATE_NS:
-            totals.popleft()
-        totals.append(_Totals(now, stats))
-        before = totals[0]
-        seconds = (now - before.ns) / NS_PER_S
-        if not seconds:
-            return dict.fromkeys(("requests_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "steps_per_s"))
-        old = before.stats
-        return {
-            "requests_per_s": round((stats.finished - old.finished) / seconds, 2),
-            "output_tokens_per_s": round((stats.output_tokens - old.output_tokens) / seconds, 1),
-            "prompt_tokens_per_s": round((stats.prompt_tokens - old.prompt_tokens) / seconds, 1),
-            "steps_per_s": round((stats.steps - old.steps) / seconds, 1),
-        }
 
 
 def request_line(ended: EndedRequest) -> dict[str, Any]:

@@ -96,7 +96,7 @@ function tiles(frame) {
   say(byId("now-slots"), slots === null ? "" : `of ${slots}`);
   say(byId("now-waiting"), number(frame.waiting));
   say(byId("now-steps"), number(rates.steps_per_s));
-  say(byId("now-batch"), number(panels.strip.batch()));
+  say(byId("now-batch"), number(rates.tokens_per_step));
   say(byId("now-errors"), number(LOST.reduce((sum, how) => sum + (frame.outcomes[how] ?? 0), 0)));
   say(byId("now-kv"), kv.total ? percent(kv.used / kv.total) : "–");
 }

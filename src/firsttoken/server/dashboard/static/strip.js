@@ -104,17 +104,6 @@ export class Strip {
     context.fillText("0", LEFT - 6, floor);
   }
 
-  /** Tokens that a step of the last two seconds computed; null without one. */
-  batch() {
-    const { end, steps, decode_rows: rows, prefill_tokens: prompt } = this.fields;
-    let tokens = 0, times = 0;
-    for (let at = this.bars.length - 1; at >= 0 && this.bars[at][end] > this.now - 2000; at -= 1) {
-      tokens += this.bars[at][rows] + this.bars[at][prompt];
-      times += this.bars[at][steps];
-    }
-    return times ? tokens / times : null;
-  }
-
   visible(from, to) {
     const { start, end } = this.fields;
     return this.bars.filter((bar) => bar[end] >= from && bar[start] <= to);
