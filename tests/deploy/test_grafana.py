@@ -142,3 +142,12 @@ def test_variables_that_panels_use_are_declared():
             used = set(re.findall(r"\$\{?(\w+)", target["expr"] + panel["title"])) - {"__rate_interval"}
             assert used <= declared, panel["title"]
             assert target["datasource"]["uid"] == "${datasource}"
+
+
+def test_panels_are_described_and_have_one_unit_each():
+    for panel in DASHBOARD["panels"]:
+        if panel["type"] != "row":
+            assert panel["description"].endswith("."), panel["title"]
+            sizes = ["_bytes" in one["expr"] for one in panel["targets"]]
+            share = panel["fieldConfig"]["defaults"].get("unit") == "percentunit"
+            assert share or len(set(sizes)) == 1, panel["title"]

@@ -1,5 +1,8 @@
 """The spans of a request: the caller's parent, stages at their real times, attributes, errors."""
 
+import logging
+import threading
+
 import msgspec
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -198,3 +201,40 @@ def test_settings_that_cannot_be_used_are_told(monkeypatch, tmp_path):
     exporting.end(10)
     assert exporting.report().spans_failed > 5
     assert "ZeroDivisionError" in exporting.report().last_error
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_why_an_export_failed_is_told(monkeypatch, protocol):
+    """By the SDK's own words about each attempt: its last ones may say only that it gives up."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1" if protocol == "grpc" else "3")
+    errors, sdk = LastError(), logging.getLogger("opentelemetry")
+    sdk.addHandler(errors)
+    try:
+        exporting = Exporting(OtlpSettings(protocol, None, "http://127.0.0.1:9", spans_every_s=0.05), errors)
+        exporting.start()
+        exporting.take(Requests([record()]))
+        exporting.end(10)
+    finally:
+        sdk.removeHandler(errors)
+    assert "Connection refused" in exporting.report().last_error
+    assert len(exporting.report().last_error) < 320
+
+
+def test_a_cause_is_that_of_the_same_thread_and_export():
+    errors = LastError()
+
+    def say(level, text, *arguments):
+        errors.emit(logging.LogRecord("opentelemetry", level, "", 0, text, arguments, None))
+
+    say(logging.WARNING, "Transient error %s, retrying", OSError(111, "Connection refused"))
+    assert errors.text == "Connection refused"
+    say(logging.ERROR, "Failed due to timeout, max retries or shutdown.")
+    assert errors.text == "Failed due to timeout, max retries or shutdown. The cause: Connection refused"
+    errors.forget()
+    assert errors.text == ""
+    say(logging.ERROR, "Failed, code: %s, reason: %s", 404, "Not Found")
+    assert errors.text == "Failed, code: 404, reason: Not Found"
+    other = threading.Thread(target=say, args=(logging.ERROR, "of another thread"))
+    other.start()
+    other.join()
+    assert errors.text == "Failed, code: 404, reason: Not Found"

@@ -61,14 +61,43 @@ class Collected(SpanProcessor):
 
 
 class LastError(logging.Handler):
-    """The latest of the SDK's complaints, which says why an export failed; it makes one for each attempt."""
+    """The latest of the SDK's complaints to a thread, which say why its export failed. It makes one for each attempt,
+    with the cause, and a last one that it gives up, often without."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.text = ""
+        self._said = threading.local()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()[:300]
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        if record.levelno < logging.ERROR:
+            self._said.cause = _cause(arguments[0]) if arguments else ""
+            self._said.last = self._said.cause or record.getMessage()
+            return
+        self._said.last = record.getMessage()
+        cause = next((_cause(one) for one in arguments if isinstance(one, Exception)), self._told("cause"))
+        if cause and cause not in self._said.last:
+            self._said.last += f" The cause: {cause}"
+
+    def forget(self) -> None:
+        self._said.cause = self._said.last = ""
+
+    @property
+    def text(self) -> str:
+        return self._told("last")[:300]
+
+    def _told(self, name: str) -> str:
+        return str(getattr(self._said, name, ""))
+
+
+def _cause(error: object) -> str:
+    """The system's own words at the bottom of what libraries wrapped around them."""
+    while isinstance(error, Exception):
+        inner = getattr(error, "reason", None) or error.__cause__ or error.__context__ or next(iter(error.args), None)
+        if not isinstance(inner, Exception) or inner is error:
+            return str(getattr(error, "strerror", None) or error)
+        error = inner
+    return str(error)
 
 
 class Exporting:
@@ -196,7 +225,7 @@ class Exporting:
 
     def _attempt(self, what: str, export: Callable[[], object], success: object) -> bool:
         """Whether the export went well; if not, `report` says why."""
-        self._errors.text = ""
+        self._errors.forget()
         try:
             if export() is success:
                 self._last_error[what] = ""
