@@ -229,6 +229,7 @@ def _warnings(options: argparse.Namespace, flight: Flight, result: dict[str, Any
     if result["step_times"]["why"]:
         found.append(result["step_times"]["why"])
     as_recorded = options.scale == 1 and options.kv_blocks is None and options.max_num_seqs is None
+    as_recorded = as_recorded and result["step_times"]["source"] == "recording"
     same = next((one for one in result["replayed"] if one["policy"] == "default"), None)
     off = far_off(result["recorded"]["classes"], same["classes"]) if same is not None and as_recorded else None
     if off is not None:

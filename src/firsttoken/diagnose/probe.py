@@ -119,7 +119,7 @@ class Probe:
 
     def refusal(self, path: str, status: int, body: bytes) -> ProbeFailed:
         """What a status of 400 or more says."""
-        told = error_text(body) or "without a word"
+        told = error_text(body).rstrip(". ") or "without a word"
         if status == 401 and self.api_key is None:
             text = f"{self.endpoint} asks for a key (401): give it with --api-key"
         elif status in (401, 403):
