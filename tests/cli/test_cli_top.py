@@ -147,7 +147,16 @@ def test_one_picture_where_there_is_no_terminal(capsys):
     with server(stream(first(), frame(1), key="secret")) as url:
         assert main(["top", url, "--api-key", "secret"]) == 0
     shown = capsys.readouterr().out
-    for words in ("firsttoken busy", "running 7 of 32", "tokens/s 321", "not served 41", "12.5", "1,234", "req-[red]1", "aborted"):
+    for words in (
+        "firsttoken busy",
+        "running 7 of 32",
+        "tokens/s 321",
+        "not served 41",
+        "12.5",
+        "1,234",
+        "req-[red]1",
+        "aborted",
+    ):
         assert words in shown, words
     assert "\x1b" not in shown
 
