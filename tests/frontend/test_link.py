@@ -48,6 +48,7 @@ class Client:
         self.living = True
         self.open = True
         self.client = self
+        self.pid = None
 
     def send(self, message):
         if not self.open:
@@ -62,6 +63,9 @@ class Client:
 
     def alive(self):
         return self.living
+
+    def how_it_ended(self):
+        return ""
 
 
 class Sink:

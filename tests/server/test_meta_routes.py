@@ -27,6 +27,7 @@ async def test_version(client):
 async def test_unknown_paths_and_methods(client):
     missing = await client.get("/v1/nope")
     assert (missing.status, missing.error["code"]) == (404, "unknown_url")
+    assert all(f"{path}" in missing.error["message"] for path in ("/v1/requests", "/metrics", "/dashboard"))
     assert missing.error["message"].startswith("Unknown path: GET /v1/nope; this server answers POST /v1/chat/comple")
     for path in ("/v1/chat/completions/", "//v1/chat/completions"):
         assert (await client.post(path, {})).status == 404

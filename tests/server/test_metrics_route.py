@@ -141,7 +141,7 @@ async def test_stages_of_all_requests_sum_to_their_time(make_client, serve_http)
     stages = {
         s.labels["stage"]: s.value for s in families["firsttoken_request_stage_seconds"].samples if "_sum" in s.name
     }
-    assert {"parse", "queue", "prefill", "decode", "to_engine", "from_engine", "detokenize", "write"} <= stages.keys()
+    assert {"parse", "queue", "prefill", "decode", "transport", "detokenize", "write"} <= stages.keys()
     assert sum(stages.values()) == pytest.approx(sum(totals), rel=1e-6)
 
 

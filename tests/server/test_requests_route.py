@@ -213,3 +213,24 @@ async def test_a_python_caller_has_a_record_too(make_client):
             pass
         (ended,) = client.llm.recent.latest(5)
         assert (ended.id, ended.outcome, ended.finish_reason, ended.output_tokens) == ("py", "finished", "stop", 6)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/requests?limt=1", "/v1/requests/x?whole=1", "/v1/kv?a=1", "/dashboard/live?herz=2"]
+)
+async def test_a_query_that_would_be_ignored_is_refused_by_name(client, path):
+    reply = await client.get(path)
+    assert (reply.status, reply.error["code"]) == (400, "unknown_parameter")
+    assert reply.error["param"] == path.partition("?")[2].partition("=")[0]
+    assert repr(reply.error["param"]) in reply.error["message"]
+
+
+async def test_errors_tell_their_stages_too(make_client):
+    async with make_client(lambda request: [97, Fault("boom")]) as client:
+        for body in ({"prompt": "hi"}, {"prompt": 3}, {"prompt": "hi", "deadline_ms": 0.0001}):
+            reply = await client.post("/v1/completions", body)
+            told = dict(one.split(";dur=") for one in reply.headers["server-timing"].split(", "))
+            assert reply.status >= 400
+            assert sum(float(ms) for name, ms in told.items() if name != "total_ms") == pytest.approx(
+                float(told["total_ms"]), abs=0.01
+            )

@@ -28,6 +28,7 @@ from firsttoken.engine.start_account import StartAccount
 from firsttoken.observability.logging import logging_setup
 from firsttoken.transport.channel import ChannelClosed, ClientEnd
 from firsttoken.transport.messages import Shutdown
+from firsttoken.transport.process_end import end_words
 from firsttoken.transport.socket_channel import SocketClientEnd
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class ProcessHandle:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def how_it_ended(self) -> str:
+        return end_words(self.process.poll())
+
     def stop(self, timeout_s: float) -> None:
         with contextlib.suppress(ChannelClosed):
             self.client.send(Shutdown())
@@ -86,6 +90,9 @@ class ThreadHandle:
 
     def alive(self) -> bool:
         return self.thread.is_alive()
+
+    def how_it_ended(self) -> str:
+        return ""
 
     def stop(self, timeout_s: float) -> None:
         with contextlib.suppress(ChannelClosed):

@@ -49,6 +49,7 @@ from firsttoken.transport.messages import (
     Submit,
     ToEngine,
 )
+from firsttoken.transport.process_end import end_words
 from firsttoken.transport.socket_channel import SocketClientEnd, SocketEngineEnd
 
 
@@ -114,6 +115,9 @@ class StubEngine:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    def how_it_ended(self) -> str:
+        return ""
+
     def kill(self, message: str | None = None) -> None:
         """End the engine now: with a last word (`Failed`), or without."""
         self.loop.killed_by = Fault(message or "", fatal=True, silent=message is None)
@@ -140,6 +144,9 @@ class StubProcess:
 
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    def how_it_ended(self) -> str:
+        return end_words(self.process.poll())
 
     def kill(self) -> None:
         """SIGKILL: no last word."""

@@ -87,6 +87,7 @@ def ended_request(door: Door, generations: Sequence[Generation], timeline: Timel
         make_account=last.account() if last is not None else partial(timings, timeline),
         timeline=tuple(timeline.stamps()),
         queue_ns=tuple(last.times.queue_ns) if last is not None else (),
+        stop_ns=last.times.stop_ns if last is not None else 0,
         **({} if last is None else {"token_times": last.times.token_times}),
     )
 

@@ -53,6 +53,8 @@ class Leaver(Protocol):
 
 
 LONGEST_HOLD_NS = 10**6
+# How often, and how many times at most, a process whose channel has closed is asked how it ended.
+EXIT_LOOK_S, EXIT_LOOKS = 0.005, 20
 # Of so many requests that were aborted the engine's last word is waited for: one that is stuck says none.
 MAX_PARTING = 4096
 
@@ -143,7 +145,7 @@ class EngineLink:
         try:
             self.handle.client.send(Submit(requests))
         except (ChannelClosed, OSError):
-            self.fail("the channel to it is closed")
+            self._gone("the channel to it is closed")
 
     def expect(self, requests: list[EngineRequest], sink: Sink) -> None:
         """The second half: what the engine says of these requests is for ``sink``."""
@@ -167,7 +169,7 @@ class EngineLink:
             try:
                 self.handle.client.send(Abort(live))
             except (ChannelClosed, OSError):
-                self.fail("the channel to it is closed")
+                self._gone("the channel to it is closed")
         elif leaver is not None:
             for request_id in live:
                 leaver.part(request_id, None)
@@ -179,7 +181,7 @@ class EngineLink:
         if self.error is not None or self.handle.alive():
             return
         if self._suspect:
-            self.fail("it ended without a word")
+            self._gone("it ended without a word")
         self._suspect = True
 
     def fail(self, why: str, unready: FirstTokenError | None = None, *, asked: bool = False) -> None:
@@ -296,8 +298,16 @@ class EngineLink:
         if not self._sinks:
             self.on_idle()
 
-    def _on_close(self) -> None:
-        self.fail("its end of the channel was closed")
+    def _on_close(self, looks: int = EXIT_LOOKS) -> None:
+        if looks and self._loop is not None and self.handle.pid is not None and not self.handle.how_it_ended():
+            # A process that is killed closes its files a moment before it can be asked how it ended.
+            self._loop.call_later(EXIT_LOOK_S, self._on_close, looks - 1)
+        else:
+            self._gone("its end of the channel was closed")
+
+    def _gone(self, otherwise: str) -> None:
+        """It is, without a word of its own: say how its process ended, where that is known."""
+        self.fail(self.handle.how_it_ended() or otherwise)
 
 
 def _refusal(failed: Failed) -> FirstTokenError | None:

@@ -31,11 +31,11 @@ class RequestTimes:
         "_engine",
         "_found",
         "_sent",
-        "_stop_ns",
         "_worst_ns",
         "beside",
         "cached_tokens",
         "preemptions",
+        "stop_ns",
         "timeline",
         "token_times",
         "worst",
@@ -50,7 +50,7 @@ class RequestTimes:
         self.worst: Gap | None = None  # the largest of its gaps
         self._worst_ns = 0
         self._arrived_ns = 0  # of the latest tokens
-        self._stop_ns = 0
+        self.stop_ns = 0
         self._sent = timeline.stamps()
         self._engine: list[tuple[int, int]] = []
         self._found: RequestDelta | None = None  # the latest that tells of tiers, waits and steps
@@ -86,7 +86,7 @@ class RequestTimes:
             timeline.stamp(Mark.HELD, arrived_ns)
         timeline.stamp(Mark.DELIVERED, got_ns or arrived_ns)
         timeline.stamp(Mark.DETOKENIZED)
-        self._stop_ns = stop_ns
+        self.stop_ns = stop_ns
 
     def complete(self, last: RequestDelta) -> None:
         """It was cut short here, and this is the engine's last word: what was not known of the way there until then."""
@@ -125,7 +125,7 @@ class RequestTimes:
             queue_ns=self.queue_ns,
             prefill_steps=spent.prefill_steps if spent is not None else 0,
             decode_steps=self._decode_steps(),
-            stop_ns=self._stop_ns,
+            stop_ns=self.stop_ns,
             overlapped_ns={"detokenize": beside.detokenize, "stop": beside.stop, "write": beside.write},
             token_times=self.token_times,
             worst_gap=worst_gap,
@@ -133,7 +133,7 @@ class RequestTimes:
 
     def stages(self) -> dict[str, float]:
         """The stages so far and their sum, as in `timings`."""
-        return stages(self.timeline, stop_ns=self._stop_ns)
+        return stages(self.timeline, stop_ns=self.stop_ns)
 
     def _decode_steps(self) -> int:
         """The engine tells it at the end, which does not come when a stop string has ended the answer: then each token

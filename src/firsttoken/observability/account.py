@@ -75,6 +75,8 @@ _FOLLOWS = {
     Mark.WRITTEN: set[Mark](),
 }
 
+# The two ways between the processes, which together are "transport_ms".
+WAYS = (_TO_ENGINE, _FROM_ENGINE)
 # What `intervals` may tell of.
 PARTS = frozenset({*_OWNER.values(), _UNACCOUNTED})
 # The owner of the time between two marks that may follow one another. By plain numbers: an enum's hash is a call.
@@ -128,7 +130,7 @@ def timings(
     """
     parts, total = _parts(timeline, stop_ns, end_ns)
     account: dict[str, Any] = {**_told_stages(parts, total)}
-    account["transport"] = {name: _ms(parts.get(name, 0)) for name in (_TO_ENGINE, _FROM_ENGINE)}
+    account["transport"] = {name: _ms(parts.get(name, 0)) for name in WAYS}
     device = cached_tokens - cached_host - cached_disk
     account["cached_tokens"] = {"device": device, "host": cached_host, "disk": cached_disk}
     account["miss"] = _told(miss) if miss is not None else None

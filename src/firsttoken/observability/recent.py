@@ -33,7 +33,8 @@ class EndedRequest:
 
     ``account`` is what `observability.account.timings` says of the answer that ended last, since the caller waited for
     that one; it is made by ``make_account`` when it is first asked for, since most are never looked at. Of that answer
-    are also ``finish_reason``, ``queue_ns`` (its waiting by `core.waits.Wait`, () where that is not known),
+    are also ``finish_reason``, ``queue_ns`` (its waiting by `core.waits.Wait`, () where that is not known), ``stop_ns``
+    (of the time for its last text, the search for stop strings),
     ``timeline`` (``(mark, ns)``) and ``token_times`` (ns, when the caller's side got each token). ``ttft_ns`` is from
     the first byte to the first token of any answer, None without one. ``traceparent`` and ``tracestate`` are the
     caller's headers of W3C's Trace Context as they came.
@@ -60,6 +61,7 @@ class EndedRequest:
     finish_reason: str | None = None
     ttft_ns: int | None = None
     queue_ns: tuple[int, ...] = ()
+    stop_ns: int = 0
     traceparent: str = ""
     tracestate: str = ""
     token_times: array[int] = field(default_factory=lambda: array("q"))

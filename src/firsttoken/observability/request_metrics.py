@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.timeline import Mark
 from firsttoken.core.waits import WAIT_NAMES
-from firsttoken.observability.account import PARTS, intervals
+from firsttoken.observability.account import PARTS, WAYS, intervals
 from firsttoken.observability.histogram import Histogram, Histograms
 from firsttoken.observability.recent import EndedRequest
 
@@ -25,7 +25,8 @@ TOKEN_BUCKETS = tuple(mantissa * 10**power for power in range(6) for mantissa in
 _CLASS = "service_class"
 # Plain numbers: an enum's hash is a call.
 _EDGES = tuple(int(mark) for mark in (Mark.ARRIVED, Mark.SCHEDULED, Mark.FIRST_TOKEN, Mark.FINISHED))
-_NAMES = {part: part.removesuffix("_ms") for part in PARTS}
+# By the names of the account: both ways between the processes are "transport".
+_NAMES = {part: "transport" if part in WAYS else part.removesuffix("_ms") for part in PARTS}
 
 
 class RequestMetrics(Collector):
@@ -64,9 +65,13 @@ class RequestMetrics(Collector):
         name = ended.service_class
         spent: dict[str, int] = {}
         for stage, begin, end in intervals(ended.timeline, ended.ended_ns):
+            stage = _NAMES[stage]
             spent[stage] = spent.get(stage, 0) + end - begin
+        if ended.stop_ns:
+            spent["stop"] = min(ended.stop_ns, spent.get("detokenize", 0))
+            spent["detokenize"] = spent.get("detokenize", 0) - spent["stop"]
         for stage, ns in spent.items():
-            self._stages.of(_NAMES[stage], name).observe(ns / NS_PER_S)
+            self._stages.of(stage, name).observe(ns / NS_PER_S)
         if ended.queue_ns:
             waits = self._waits.setdefault(name, [0] * len(WAIT_NAMES))
             for wait, ns in enumerate(ended.queue_ns):

@@ -34,6 +34,12 @@ _OPENAI = re.compile(
     r"realtime|responses|threads|uploads|vector_stores|videos)(/|$)"
 )
 
+# Families of the other routes.
+_OTHERS = (
+    ", POST /tokenize and /detokenize, and GET /v1/models, /v1/requests, /v1/kv, /metrics, /health, /dashboard and "
+    "/version"
+)
+
 
 class FirstTokenApp:
     """The application of one model. `live` knows the calls in progress and `dashboard` those who watch, so that a
@@ -109,7 +115,7 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     shown = f"{request.method} {path if len(path) <= 200 else path[:200] + '...'}"
     known = _OPENAI.match(path) is not None
     message = f"{shown} is not implemented here" if known else f"Unknown path: {shown}"
-    message += "; this server answers POST /v1/chat/completions and POST /v1/completions"
+    message += "; this server answers POST /v1/chat/completions and POST /v1/completions" + ("" if known else _OTHERS)
     return _response(ApiError(exc.status_code, message, code="unknown_url"))
 
 

@@ -17,6 +17,7 @@ from firsttoken.core.outcome import Outcome
 from firsttoken.core.service import KeyRule
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.ended import last_of
+from firsttoken.observability.account import server_timing_header, stages
 from firsttoken.server.access import log_call
 from firsttoken.server.errors import ApiError, Headers, as_api_error, stopping
 
@@ -224,7 +225,10 @@ class Call:
         if self.started:
             await self.write(b"data: " + error.body() + b"\n\n", last=True)
         else:
-            await self.reply(error.status, error.body(), error.headers)
+            last = self.last
+            told = stages(self.timeline) if last is None else last.stages()
+            timing = (b"server-timing", server_timing_header(told).encode())
+            await self.reply(error.status, error.body(), [*error.headers, timing])
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from firsttoken.observability.kv_dashboard import kv_dashboard
 from firsttoken.observability.metrics import CONTENT_TYPE
 from firsttoken.server.encode import to_json
+from firsttoken.server.query import check_query
 from firsttoken.server.state import AppState, model_not_found
 from firsttoken.version import __version__
 
@@ -67,8 +68,9 @@ class _Meta:
         text = await asyncio.shield(self._rendering)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
-    async def kv(self, _: Request) -> Response:
+    async def kv(self, request: Request) -> Response:
         """What the KV cache holds, found and lost, for a dashboard."""
+        check_query(request)
         llm = self._llm
         return _json(kv_dashboard(llm.info, llm.stats, llm.kv_report))
 

@@ -15,6 +15,7 @@ from firsttoken.observability.recent import EndedRequest, RecentRequests
 from firsttoken.server.call import ANYBODY, CALLER
 from firsttoken.server.encode import to_json
 from firsttoken.server.errors import ApiError, bad_request
+from firsttoken.server.query import check_query
 
 if TYPE_CHECKING:
     from firsttoken.server.state import AppState
@@ -41,6 +42,7 @@ class _Requests:
         self._recent = recent
 
     async def latest(self, request: Request) -> Response:
+        check_query(request, "limit")
         limit = _limit(request.query_params.get("limit"), self._recent.capacity)
         data = []
         for count, one in enumerate(self._recent.latest(limit, _tenant(request)), 1):
@@ -50,6 +52,7 @@ class _Requests:
         return Response(to_json({"object": "list", "data": data}), media_type="application/json")
 
     async def one(self, request: Request) -> Response:
+        check_query(request)
         id_ = request.path_params["id"]
         found = self._recent.get(id_, _tenant(request))
         if found is None:
@@ -71,6 +74,7 @@ def shown(ended: EndedRequest, *, whole: bool = False) -> dict[str, Any]:
         "status": ended.status or None,
         "error": ended.error or None,
         "finish_reason": ended.finish_reason,
+        "answers": len(ended.engine_ids),
         "prompt_tokens": ended.prompt_tokens,
         "output_tokens": ended.output_tokens,
         "ttft_ms": None if ended.ttft_ns is None else ended.ttft_ns / NS_PER_MS,

@@ -48,6 +48,9 @@ class EngineHandle(Protocol):
 
     def alive(self) -> bool: ...
 
+    def how_it_ended(self) -> str:
+        """In words, as "its process ended with exit code 1"; "" while it runs, and where nobody knows."""
+
     def stop(self, timeout_s: float) -> None:
         """Ask it to leave, wait up to ``timeout_s``, then end it by force where that is possible. Idempotent."""
 

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from firsttoken.server.call import CALLER, EVENT_STREAM, Caller, Receive, Scope, Send
 from firsttoken.server.dashboard.feed import Feed, Listener, parse_hz
 from firsttoken.server.dashboard.static import PAGE, StaticFile, read_files
+from firsttoken.server.query import check_query
 
 if TYPE_CHECKING:
     from firsttoken.frontend.async_llm import AsyncLLM
@@ -57,6 +58,7 @@ class Dashboard:
         return self._files
 
     async def _live(self, request: Request) -> Response:
+        check_query(request, "hz")
         hz = parse_hz(_last(request, "hz"))
         caller = request.scope.get(CALLER)
         return _Stream(self._feed, Listener(hz, caller.tenant if isinstance(caller, Caller) else None))

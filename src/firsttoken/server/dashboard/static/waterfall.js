@@ -3,14 +3,14 @@
 import { address, headers, reason } from "./feed.js";
 import { byId, count, duration, facts, key, make, percent } from "./format.js";
 
-// The state that begins with each mark of a timeline, and its colour.
+// The state that begins with each mark of a timeline, by the name of its stage in the account, and its colour.
 const STATES = {
-  received: ["parse", "run-queue"], parsed: ["template", "run-queue"], templated: ["tokenise", "run-queue"], tokenized: ["transport", "run-queue"],
-  arrived: ["queue", "prefill"], restoring: ["KV restore", "p2"], scheduled: ["prefill", "mixed"], first_token: ["decode", "decode"],
-  preempted: ["queue", "prefill"], finished: ["transport", "run-queue"], delivered: ["detokenise", "run-queue"], detokenized: ["write", "run-queue"],
+  received: ["parse", "run-queue"], parsed: ["template", "run-queue"], templated: ["tokenize", "run-queue"], tokenized: ["transport", "run-queue"],
+  arrived: ["queue", "prefill"], restoring: ["kv", "p2"], scheduled: ["prefill", "mixed"], first_token: ["decode", "decode"],
+  preempted: ["queue", "prefill"], finished: ["transport", "run-queue"], held: ["write", "run-queue"], delivered: ["detokenize", "run-queue"], detokenized: ["write", "run-queue"],
   failed: ["write", "gc"],
 };
-const ORDER = ["parse", "template", "tokenise", "transport", "queue", "KV restore", "prefill", "decode", "detokenise", "write"];
+const ORDER = ["parse", "template", "tokenize", "transport", "queue", "kv", "prefill", "decode", "detokenize", "write"];
 const MAX_TICKS = 400;
 // What may take a gap's time, in words, and its colour.
 const CAUSES = {
@@ -37,7 +37,8 @@ function picture(one) {
   const timings = one.timings ?? {}, whole = timings.total_ms || 0.001;
   const parts = [
     facts([["class", one.service_class ?? "–"], ["route", one.route], ["ended", one.error ? `${one.outcome}: ${one.error}` : one.finish_reason ?? one.outcome],
-      ["prompt", `${count(one.prompt_tokens)} tokens`], ["answer", `${count(one.output_tokens)} tokens`], ["first token", duration(one.ttft_ms)], ["total", duration(timings.total_ms)]]),
+      ["prompt", `${count(one.prompt_tokens)} tokens`], ["answer", `${count(one.output_tokens)} tokens`], ["first token", duration(one.ttft_ms)], ["total", duration(timings.total_ms)],
+      ...(one.answers > 1 ? [["answers", `${one.answers}: the first token is that of any, stages and tokens below are of the one that ended last`]] : [])]),
     lanes(one, whole),
   ];
   if (timings.worst_gap) parts.push(worstGap(timings.worst_gap));
