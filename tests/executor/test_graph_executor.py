@@ -361,3 +361,22 @@ def test_deterministic_bits_depend_on_nothing_but_the_request():
     company.step([RowWork(5, 0, len(again.tokens), True)], [start])
     assert torch.equal(company.logits[0], bits[-1])
     assert close(bits[-1], Reference(checkpoint).after(again.tokens))
+
+
+def test_a_captured_model_alone_leaves_each_steps_own_logits():
+    checkpoint = make_weights("LlamaForCausalLM")
+    told = SamplingParams(temperature=0, max_tokens=50, logprobs=3)
+    prompts, seen = [prompt(5, 1), prompt(5, 2)], []
+    driver = Driver(make_executor(checkpoint))
+    for number in range(6):
+        _, start = driver.start(0, prompts[number % 2], told)
+        plan = StepPlan(number, [RowWork(0, 0, 5, True)], [start], [], [0] if number else [])
+        result = driver.executor.submit(plan).result()
+        [sample] = result.samples
+        assert sample.logprobs is not None
+        assert sample.token == sample.logprobs.top_ids[0]
+        seen.append(sample.token)
+        driver.captured.append(result.captured)
+    assert driver.captured[-1], "the last ones were captured"
+    assert seen == seen[:2] * 3
+    assert seen[0] != seen[1]

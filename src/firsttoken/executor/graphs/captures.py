@@ -17,10 +17,11 @@ MOST_GRAPHS = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """A captured step; ``logits`` are where a graph of the model alone leaves them."""
+    """A captured step; ``logits`` tells where a graph of the model alone has left them. On a device that replays by
+    running again they are new ones each time."""
 
     replay: Callable[[], None]
-    logits: Logits | None = None
+    logits: Callable[[], Logits | None] = lambda: None
 
 
 class Captures:

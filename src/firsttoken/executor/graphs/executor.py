@@ -226,7 +226,8 @@ class GraphExecutor:
 
         with self._working():
             replay = self._runtime.capture(segment)
-        return Graph(replay, logits if needs is None else None)
+        # Only those of the model alone are asked for: the others would keep memory that their graph could use again.
+        return Graph(replay, (lambda: logits) if needs is None else (lambda: None))
 
     def rehearse(self, key: Key) -> None:
         """Launch everything that steps of this key may launch, on rows that are all padding."""
@@ -398,7 +399,7 @@ class GraphExecutor:
             return False
         model.replay()
         with self._working():
-            self._choose(self._view(shape), model.logits, needs)
+            self._choose(self._view(shape), model.logits(), needs)
         return True
 
     def _segment(self, shape: StepShape, needs: Needs | None) -> Logits | None:
