@@ -96,7 +96,7 @@ def test_the_cpu_is_measured_first(capsys, monkeypatch):
         (["--gpu", "h200", "--users", "5000"], "users may be at most 4096"),
         (["--gpu", "h200", "--context", "600"], "max_model_len must be 1 to 512"),
         (["--gpu", "h200", "--quantization", "packed"], "quantization 'packed' is for the CPU"),
-        (["--gpu", "h200", "--kv-dtype", "float32"], "kv_dtype 'float32' with dtype 'bfloat16'"),
+        (["--gpu", "h200", "--kv-dtype", "float32"], "--kv-dtype 'float32' with dtype 'bfloat16'"),
     ],
 )
 def test_what_cannot_be_is_refused(words, said, capsys):

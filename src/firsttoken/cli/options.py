@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -34,6 +33,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 def meant(typed: str, known: Iterable[str]) -> str:
     """The end of a message that refuses ``typed``: the one of ``known`` words that it resembles, if there is one."""
+    import difflib  # only ever for a mistake
+
     found = difflib.get_close_matches(typed, list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""
 

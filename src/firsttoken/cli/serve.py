@@ -146,8 +146,6 @@ def run(options: argparse.Namespace) -> int:
 def _settle_flights(options: argparse.Namespace) -> None:
     """The folder of the flight recorder is made and tried. Raises `ConfigError` for one that was asked for; the usual
     one may be missing: then a warning says so."""
-    from firsttoken.observability.flight_file import try_folder
-
     asked = getattr(options, "flight_dir", None)
     if asked == NO_FOLDER:
         return
@@ -156,7 +154,10 @@ def _settle_flights(options: argparse.Namespace) -> None:
         return
     options.flight_dir = str(folder)
     try:
-        try_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tried = folder / f".tried-{os.getpid()}"
+        os.close(os.open(tried, os.O_WRONLY | os.O_CREAT, 0o600))
+        tried.unlink()
     except OSError as error:
         why = f"cannot write to {folder}: {error.strerror or error}"
         if asked is not None:

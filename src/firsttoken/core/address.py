@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import ssl
 
 _HOST_AND_PORT = re.compile(r"(?:[a-z0-9._-]+|\[[0-9a-f:]+\]):[0-9]{1,5}(?:/\S*)?", re.IGNORECASE)
 # What OpenSSL calls the answer of a server that speaks HTTP without TLS.
@@ -27,4 +26,6 @@ def without_tls(url: str) -> str:
 
 def is_without_tls(error: object) -> bool:
     """Whether ``error`` came of a TLS handshake with a server that speaks none."""
+    import ssl  # commands name addresses before an engine is launched, and that must not wait for it
+
     return isinstance(error, ssl.SSLError) and error.reason in _NO_TLS

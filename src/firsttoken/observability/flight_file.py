@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -211,13 +210,6 @@ def write_flight(
         raise
     _keep_newest(folder, path)
     return path
-
-
-def try_folder(folder: Path) -> None:
-    """Make it, and a file in it that is gone again. Raises `OSError` where that cannot be."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
 
 
 def _free_name(folder: Path, head: FlightHead) -> Path:
