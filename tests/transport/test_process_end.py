@@ -13,9 +13,9 @@ from firsttoken.transport.process_end import end_words
         (None, ""),
         (0, "its process ended with exit code 0"),
         (3, "its process ended with exit code 3"),
-        (-9, "its process was killed by signal 9 (SIGKILL): out of memory?"),
+        (-9, "its process was killed by signal 9 (SIGKILL; out of memory?)"),
         (-11, "its process was killed by signal 11 (SIGSEGV)"),
-        (-1000, "its process was killed by signal 1000"),
+        (-1000, "its process was killed by signal 1000 (no name)"),
     ],
 )
 def test_every_end_has_words(code, words):

@@ -15,8 +15,8 @@ def end_words(code: int | None) -> str:
     if code >= 0:
         return f"its process ended with exit code {code}"
     try:
-        name = f" ({signal.Signals(-code).name})"
+        name = signal.Signals(-code).name
     except ValueError:
-        name = ""
-    hint = ": out of memory?" if -code == _OUT_OF_MEMORY else ""
-    return f"its process was killed by signal {-code}{name}{hint}"
+        name = "no name"
+    hint = "; out of memory?" if -code == _OUT_OF_MEMORY else ""
+    return f"its process was killed by signal {-code} ({name}{hint})"
