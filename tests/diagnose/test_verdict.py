@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from firsttoken.diagnose.dialect import Told
 from firsttoken.diagnose.evidence import gather
 from firsttoken.diagnose.fit import fit, in_words
 from firsttoken.diagnose.references import Reference, roofs
@@ -150,3 +151,22 @@ def sample(*, wait_ms: float, prompt_tokens: int) -> Sample:
         ended_ns=first + 6_000_000,
         prompt_tokens=prompt_tokens,
     )
+
+
+def test_a_wait_for_processors_is_told_from_jitter() -> None:
+    runs = measured(replace(HEALTHY, account=True), 3)
+    waiting = [replace(one, run_queue_ms=150.0) for one in runs.paced]
+    [first, *others] = verdict(gather(replace(runs, paced=waiting)), HEALTHY.reference)
+    assert (first.layer, first.cause, first.saving_ms) == ("service", "run_queue", 150.0)
+    assert "waits 150.0 ms" in first.evidence
+    assert "jitter" not in [one.cause for one in others]
+
+
+@pytest.mark.parametrize(
+    ("gap", "waited"),
+    [({"parts_ms": {"run_queue": 7.5, "decode": 3}}, 7.5), ({"parts_ms": {"decode": 3}}, 0), (None, 0), ({"ms": 3}, 0)],
+)
+def test_the_engines_wait_is_read_from_the_account(gap: object, waited: float) -> None:
+    told = Told()
+    told.read({"timings": {"total_ms": 20.0, "worst_gap": gap}})
+    assert told.run_queue_ms == waited

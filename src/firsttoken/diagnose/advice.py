@@ -30,6 +30,8 @@ ADVICE = {
     "max_queue_delay_microseconds): with continuous batching it only delays.",
     "host": "Give the serving processes processors of their own (CPU limits, run-queue wait), do tokenising off the "
     "event loop, and cut middleware before the model.",
+    "run_queue": "The engine is ready and waits for a processor: give it processors of its own (CPU limits, cpusets, "
+    "firsttoken's --engine-core), and fewer neighbours.",
     "prefill": "Prefill runs below the roof of the arithmetic: use FP8 or BF16 kernels, larger chunks of prompts, more "
     "GPUs by tensor parallelism; send shorter prompts.",
     "decode": "Each token waits for the weights: quantise them (FP8, INT4), use captured graphs and fewer kernels, "
@@ -47,7 +49,7 @@ def explain(cause: str, evidence: Evidence, reference: Reference) -> str:
     share = f"of {evidence.total_ms:.1f} ms a request"
     if cause in _NETWORK:
         return _network(cause, evidence, reference, share)
-    if cause in ("queue", "batch_window", "host", "kv_restore"):
+    if cause in ("queue", "batch_window", "host", "run_queue", "kv_restore"):
         return _service(cause, evidence, share)
     return _model(cause, evidence, reference, share)
 
@@ -119,6 +121,10 @@ def _service(cause: str, evidence: Evidence, share: str) -> str:
             if evidence.loop_lag_ms is not None:
                 more += f"; its event loop wakes up {evidence.loop_lag_ms:.2f} ms late on the average"
             return f"the host's own work takes {evidence.host_ms:.1f} ms {share}, {source}{more}"
+        case "run_queue":
+            return (
+                f"in its largest gap the engine waits {evidence.run_queue_ms:.1f} ms {share} for a processor, {source}"
+            )
         case _:
             return f"moving KV back to the device takes {evidence.kv_ms:.1f} ms {share}, {source}"
 

@@ -49,6 +49,7 @@ class Told:
     output_tokens: int | None = None
     cached_tokens: int | None = None
     account: dict[str, float] | None = None
+    run_queue_ms: float = 0.0
 
     def read(self, event: Mapping[str, Any]) -> None:
         usage = event.get("usage")
@@ -65,6 +66,14 @@ class Told:
                 for name, value in timings.items()
                 if name.endswith("_ms") and isinstance(value, int | float)
             }
+            self.run_queue_ms = _run_queue_ms(timings.get("worst_gap"))
+
+
+def _run_queue_ms(worst_gap: object) -> float:
+    """Of the largest gap, the part in which the engine was ready and waited for a processor."""
+    parts = worst_gap.get("parts_ms") if isinstance(worst_gap, dict) else None
+    waited = parts.get("run_queue") if isinstance(parts, dict) else None
+    return float(waited) if isinstance(waited, int | float) and waited > 0 else 0.0
 
 
 def text_of(event: Mapping[str, Any]) -> tuple[str, bool]:

@@ -30,7 +30,8 @@ _BURST = 0.1  # a gap of less than this share of the mean is none: the token cam
 class Evidence:
     """``queue_ms`` is what differs from request to request before the first token, ``hold_ms`` what all of them wait
     alike, ``host_ms`` the work of the host; ``stall_ms`` the gaps beyond their median, as in requests without signs of
-    loss, ``loss_ms`` what is more than that, and slow connecting, in those with them. None: not known."""
+    loss, ``loss_ms`` what is more than that, and slow connecting, in those with them. ``run_queue_ms`` is the engine's
+    wait for a processor, by its own account, and not part of ``stall_ms``. None: not known."""
 
     requests: int
     total_ms: float
@@ -56,6 +57,7 @@ class Evidence:
     tokens_per_gap: float
     best_gap_ms: float
     stall_ms: float
+    run_queue_ms: float
     bursts: bool
     loop_lag_ms: float | None
     fit: Fit
@@ -83,6 +85,7 @@ def gather(runs: Runs) -> Evidence:
     gaps = _Gaps.of(paced)
     # Where all requests have signs of loss, all stalls are the loss's.
     clean = _mean([gaps.stall(one) for one in paced if not one.link.lossy] or [0.0])
+    run_queue = _mean(one.run_queue_ms for one in paced)
     prefill = line.prefill_ms_per_token
     proxies = [one.proxy_ms for one in paced if one.proxy_ms is not None]
     proxy = _mean(proxies) if proxies else None
@@ -116,7 +119,8 @@ def gather(runs: Runs) -> Evidence:
         gaps=gaps.per_request,
         tokens_per_gap=gaps.tokens,
         best_gap_ms=gaps.median if line.decode_ms_per_token is None else min(gaps.median, line.decode_ms_per_token),
-        stall_ms=clean,
+        stall_ms=max(clean - run_queue, 0.0),
+        run_queue_ms=run_queue,
         bursts=gaps.bursts,
         loop_lag_ms=runs.loop_lag_ms,
         fit=line,

@@ -285,6 +285,7 @@ def _sample(connection: Connection, answer: _Answer, ask: Ask, began: int) -> Sa
         output_tokens=told.output_tokens,
         cached_tokens=told.cached_tokens,
         account=account or {},
+        run_queue_ms=told.run_queue_ms,
         proxy_ms=proxy_ms(http.headers, first_byte_ms, link.rtt_ms or 0.0),
         link=link,
         tls=connection.tls,

@@ -54,7 +54,8 @@ class Sample:
 
     ``prompt_tokens`` is the number of words where the server does not count. ``request_id`` is the one that the server
     echoed. ``account`` is the server's own account in ms by stage, {} if it gives none, ``proxy_ms`` what a load
-    balancer says that it kept the request. ``cached_tokens`` None: the server does not say.
+    balancer says that it kept the request. ``run_queue_ms`` of its largest gap the engine waited for a processor, as
+    far as the server says. ``cached_tokens`` None: the server does not say.
     """
 
     request_id: str = ""
@@ -73,6 +74,7 @@ class Sample:
     output_tokens: int | None = None
     cached_tokens: int | None = None
     account: Mapping[str, float] = field(default_factory=dict)
+    run_queue_ms: float = 0.0
     proxy_ms: float | None = None
     link: Link = Link()
     tls: Tls | None = None

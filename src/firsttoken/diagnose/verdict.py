@@ -22,6 +22,7 @@ LAYERS = {
     "queue": "service",
     "batch_window": "service",
     "host": "service",
+    "run_queue": "service",
     "prefill": "model",
     "decode": "model",
     "cache_miss": "model",
@@ -76,6 +77,7 @@ def _savings(evidence: Evidence, reference: Reference) -> Iterator[tuple[str, fl
     spare = reference.fixed_ms
     yield "batch_window", evidence.hold_ms - (0.0 if evidence.accounted else spare)
     yield "host", evidence.host_ms - spare
+    yield "run_queue", evidence.run_queue_ms
     prefill = evidence.prefill_ms_per_token
     if prefill is not None:
         yield "cache_miss", prefill * evidence.missed_tokens
