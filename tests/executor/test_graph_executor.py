@@ -368,7 +368,7 @@ def test_a_captured_model_alone_leaves_each_steps_own_logits():
     told = SamplingParams(temperature=0, max_tokens=50, logprobs=3)
     prompts, seen = [prompt(5, 1), prompt(5, 2)], []
     driver = Driver(make_executor(checkpoint))
-    for number in range(6):
+    for number in range(4):
         _, start = driver.start(0, prompts[number % 2], told)
         plan = StepPlan(number, [RowWork(0, 0, 5, True)], [start], [], [0] if number else [])
         result = driver.executor.submit(plan).result()
@@ -378,5 +378,5 @@ def test_a_captured_model_alone_leaves_each_steps_own_logits():
         seen.append(sample.token)
         driver.captured.append(result.captured)
     assert driver.captured[-1], "the last ones were captured"
-    assert seen == seen[:2] * 3
+    assert seen == seen[:2] * 2
     assert seen[0] != seen[1]
