@@ -220,7 +220,7 @@ class FusedDecoder:
         weight = projection.weight
         if isinstance(weight, PackedWeight):
             assert isinstance(config, PackedConfig)
-            packed_linear(x, weight, out, config=config, workspace=self._workspace, **options)
+            packed_linear(x, weight, out, config=config, **options)
         else:
             assert isinstance(config, LinearConfig)
             small_linear(x, weight, out, config=config, workspace=self._workspace, **options)
@@ -322,6 +322,8 @@ class FusedDecoder:
             n = projection.weight.shape[0]
             for rows in BUCKET_ROWS.values():
                 config = self._config(projection, rows)
+                if isinstance(config, PackedConfig):
+                    continue  # its programs share nothing
                 floats, tiles = max(floats, config.workspace_floats(n)), max(tiles, config.tiles(n))
         return Workspace.allocate(floats, tiles, self.embedding.device)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
@@ -19,12 +19,11 @@ _WIDTHS: tuple[ColumnWarps, ...] = (1, 2, 4, 8)
 
 class PackedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``row_warps`` warps with ``warp_tiles`` tiles of 16 rows of W each, times ``column_warps`` that divide the
-    columns, as ``split_k`` programs do; up to ``block_m`` rows of x. Loads run ``ahead`` chunks before the products."""
+    columns; up to ``block_m`` rows of x. Loads run ``ahead`` chunks before the products."""
 
     row_warps: Literal[1, 2, 4, 8]
     column_warps: ColumnWarps
     block_m: BlockM = 8
-    split_k: Annotated[int, msgspec.Meta(ge=1, le=32)] = 1
     ahead: Literal[1, 2] = 1
     warp_tiles: Literal[1, 2] = 1
 
@@ -40,13 +39,9 @@ class PackedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Programs that divide the ``n`` columns of the result."""
         return -(-n // self.block_n)
 
-    def workspace_floats(self, n: int) -> int:
-        """float32 values that the parts of K leave for each other; 0 without a split."""
-        return self.tiles(n) * self.split_k * self.block_n * self.block_m if self.split_k > 1 else 0
-
     def check(self, chunks: int) -> None:
         """Raise `ConfigError` where the kernel cannot divide a row of ``chunks`` like this."""
-        parts = self.column_warps * self.split_k
+        parts = self.column_warps
         if self.warps > 16:
             raise ConfigError(f"{self}: {self.warps} warps a program, 16 are the most")
         if parts > chunks or self.ahead > -(-chunks // parts):

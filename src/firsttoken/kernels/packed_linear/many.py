@@ -1,8 +1,8 @@
 """Products of many rows with packed weights: both sides in FP8, by the vendor's library; imports Triton.
 
 Rows of x are scaled to what e4m3 holds, each by itself. FP8 weights are read as they are; int4 ones are written to
-scratch as FP8 first, which rounds them by 2 % on top of the 10 % that four bits have cost, and takes 1.5 times their
-own bytes of FP8 in traffic: nothing beside hundreds of rows.
+scratch as FP8 first, which rounds them by 2 to 3 % on top of the 10 % that four bits have cost, and takes time that
+only many hundreds of rows make up for.
 """
 
 from __future__ import annotations

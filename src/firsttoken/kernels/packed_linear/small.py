@@ -8,7 +8,7 @@ from torch import Tensor
 from firsttoken.core.errors import ConfigError
 from firsttoken.kernels.launch import interpreted, launch
 from firsttoken.kernels.linear.config import OpKind
-from firsttoken.kernels.linear.small import Norm, Workspace, check_epilogue, expect
+from firsttoken.kernels.linear.small import Norm, check_epilogue, expect
 from firsttoken.kernels.packed_linear.config import PackedConfig
 from firsttoken.kernels.packed_linear.layout import PackedWeight
 from firsttoken.kernels.packed_linear.triton import packed_linear_kernel
@@ -20,7 +20,6 @@ def packed_linear(
     out: Tensor,
     *,
     config: PackedConfig,
-    workspace: Workspace | None = None,
     pdl: bool = False,
     bias: Tensor | None = None,
     norm: Norm | None = None,
@@ -52,20 +51,14 @@ def packed_linear(
         parts = squares.shape[1]
         expect("norm.squares", squares, (m, parts), torch.float32)
     values, indices = best if best is not None else (None, None)
-    partial = arrived = None
-    if config.split_k > 1:
-        floats, tiles = config.workspace_floats(n), config.tiles(n)
-        if workspace is None or workspace.partial.numel() < floats or workspace.arrived.numel() < tiles:
-            raise ValueError(f"split_k = {config.split_k} over {n} columns needs a workspace of {floats}, {tiles}")
-        partial, arrived = workspace.partial, workspace.arrived
     launch(
         packed_linear_kernel,
-        (config.tiles(n), config.split_k),
+        (config.tiles(n),),
         x.view(torch.int32),
         weight.words.view(torch.int32),
         weight.scales.view(torch.int32).view(-1) if weight.format == "int4" else weight.scales,
         *(out, residual, bias, next_gain, squares, scaled_out, ssq_out, values, indices),
-        *(partial, arrived, eps, inverse_width, m),
+        *(eps, inverse_width, m),
         pdl=pdl,
         N=n,
         K=k,
@@ -77,7 +70,6 @@ def packed_linear(
         KW=config.column_warps,
         TW=config.warp_tiles,
         BM=config.block_m,
-        SPLIT=config.split_k,
         AHEAD=config.ahead,
         KIND=kind,
         PLAIN=interpreted(),

@@ -2,8 +2,8 @@
 
 Reading W is what costs, so nothing may stand between its bytes and the product: a lane's 16 bytes are its operands
 (`layout`), unpacked by a few bit operations on pairs of values (`instruction`). Neither W nor x passes through shared
-memory. A warp multiplies tiles of 16 rows of W; ``KW`` warps of a program divide the columns, and so may ``SPLIT``
-programs. W's loads run a chunk or two ahead of the products, the first before the wait for the kernel before.
+memory. A warp multiplies tiles of 16 rows of W; ``KW`` warps of a program divide the columns.
+W's loads run a chunk or two ahead of the products, the first before the wait for the kernel before.
 """
 
 # ruff: noqa: RET505, SIM108 - Triton leaves out the branch not taken only when both stand in one if statement.
@@ -282,33 +282,30 @@ def _load_chunks(
 
 @triton.jit(do_not_specialize=["M"])
 def packed_linear_kernel(
-    x, words, scales, out, residual, bias, gain, squares_in, scaled, squares_out, best_value, best_index, partial,
-    arrived, eps, inverse_width, M,
+    x, words, scales, out, residual, bias, gain, squares_in, scaled, squares_out, best_value, best_index, eps,
+    inverse_width, M,
     N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    RW: tl.constexpr, KW: tl.constexpr, TW: tl.constexpr, BM: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr,
+    RW: tl.constexpr, KW: tl.constexpr, TW: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr,
     KIND: tl.constexpr, PLAIN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``M <= BM`` rows, BM 8 to 64; program (i, s) computes part s of K for the i-th ``RW TW`` tiles.
-
-    The programs of one place meet as those of `linear.triton.dot_linear` do.
-    """
+    """``M <= BM`` rows, BM 8 to 64; program i computes the i-th ``RW TW`` tiles."""
     T: tl.constexpr = 32 * RW * KW
     BN: tl.constexpr = 16 * RW * TW
     PARTS: tl.constexpr = BM // 8
     EXACT: tl.constexpr = PARTS <= 2
     COLUMNS: tl.constexpr = 256 if FORMAT == "int4" else 128  # of a chunk
     CHUNKS: tl.constexpr = (K - 1) // COLUMNS + 1
-    SPAN: tl.constexpr = (CHUNKS - 1) // (KW * SPLIT) + 1  # chunks of a warp
-    MASKED: tl.constexpr = CHUNKS % (KW * SPLIT) != 0
+    SPAN: tl.constexpr = (CHUNKS - 1) // KW + 1  # chunks of a warp
+    MASKED: tl.constexpr = CHUNKS % KW != 0
     EDGE: tl.constexpr = MASKED or K % COLUMNS != 0
     EARLY_SQUARES: tl.constexpr = PP * BM <= MOST_SQUARES
     EARLY_RESIDUAL: tl.constexpr = BN * BM <= MOST_RESIDUAL
-    place, part = tl.program_id(0), tl.program_id(1)
+    place = tl.program_id(0)
     thread = tl.arange(0, T)
     lane = thread % 32
     warp = thread // 32
     tiles = _tiles(place * (RW * TW) + warp // KW, TW, RW, (N - 1) // 16 + 1)
-    first = (part * KW + warp % KW) * SPAN
+    first = warp % KW * SPAN
     columns = place * BN + tl.arange(0, BN)
     rows = tl.arange(0, BM)
     bias_tile = load_vector(bias, columns, N, BN)
@@ -337,25 +334,13 @@ def packed_linear_kernel(
     if AHEAD == 2:
         c = _chunk(then, x, lane, column + COLUMNS, M, c, K, EDGE, FORMAT, GROUP, TW, PARTS, EXACT, PLAIN)
     acc = _gathered(c, TW, PARTS, RW, KW)
-    last = True
-    if SPLIT > 1:
-        cell = partial + place * (SPLIT * BN * BM) + tl.arange(0, BN)[:, None] * BM + rows[None, :]
-        tl.store(cell + part * (BN * BM), acc)
-        tl.debug_barrier()
-        last = tl.atomic_add(arrived + place, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
-        if last:
-            tl.store(arrived + place, 0)
-            acc = tl.zeros([BN, BM], tl.float32)
-            for other in tl.static_range(SPLIT):
-                acc += tl.load(cell + other * (BN * BM), cache_modifier=".cg")
-    if last:
-        if not EARLY_SQUARES:
-            squares = load_squares(squares_in, rows, M, P, PP)
-        if not EARLY_RESIDUAL:
-            residual_tile = load_matrix(residual, rows, columns, M, N)
-        if FORMAT == "fp8":
-            acc *= tl.load(scales + columns, mask=columns < N, other=0.0)[:, None]
-        finish(
-            acc, out, residual_tile, bias_tile, gain_tile, squares, scaled, squares_out, best_value, best_index,
-            eps, inverse_width, M, N, BN, BM, KIND,
-        )  # fmt: skip
+    if not EARLY_SQUARES:
+        squares = load_squares(squares_in, rows, M, P, PP)
+    if not EARLY_RESIDUAL:
+        residual_tile = load_matrix(residual, rows, columns, M, N)
+    if FORMAT == "fp8":
+        acc *= tl.load(scales + columns, mask=columns < N, other=0.0)[:, None]
+    finish(
+        acc, out, residual_tile, bias_tile, gain_tile, squares, scaled, squares_out, best_value, best_index,
+        eps, inverse_width, M, N, BN, BM, KIND,
+    )  # fmt: skip
