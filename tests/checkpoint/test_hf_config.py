@@ -112,7 +112,7 @@ def test_rope(changes: dict[str, Any], rope: RopeConfig, parse: Any) -> None:
         ({"architectures": ...}, "architectures"),
         ({"architectures": []}, "architectures"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.bits"),
         ({"sliding_window": 64}, "sliding_window"),
         ({"sliding_window": 64, "use_sliding_window": True}, "sliding_window"),
         ({"layer_types": ["sliding_attention"]}, "layer_types"),

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from firsttoken.checkpoint.model_config import GenerationConfig, ModelConfig, TokenizerSpec
+from firsttoken.checkpoint.quantized.scheme import LinearScheme
 
 Source = Literal["folder", "gguf", "random"]
 Bytes = npt.NDArray[np.uint8]
@@ -20,12 +21,14 @@ Bytes = npt.NDArray[np.uint8]
 
 class TensorInfo(msgspec.Struct, frozen=True):
     """A stored tensor: ``shape`` is row-major as in torch, ``type`` a GGML or safetensors type name ("F32", "BF16",
-    "Q8_0", ...), ``nbytes`` what it takes in the file."""
+    "Q8_0", ...), ``nbytes`` what it takes in the file. ``rounded``: it stands for the several tensors of a quantized
+    linear (`quantized.tensors`)."""
 
     name: str
     shape: tuple[int, ...]
     type: str
     nbytes: int
+    rounded: LinearScheme | None = None
 
     @property
     def num_elements(self) -> int:

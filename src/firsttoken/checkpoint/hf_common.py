@@ -14,7 +14,8 @@ def refuse_quantized(config: JSONObject) -> None:
         if scheme is not None:
             method = scheme.get("quant_method") or "unnamed"
             raise config.fail(
-                key, f"weights quantized by {method!r:.80} are not supported: use the unquantized model or a GGUF file"
+                key,
+                f"weights quantized by {method!r:.80} are not supported for this architecture: use those in full",
             )
 
 

@@ -9,11 +9,12 @@ from firsttoken.checkpoint.bloom import NAMES as BLOOM_NAMES
 from firsttoken.checkpoint.bloom import read_bloom
 from firsttoken.checkpoint.families import FAMILIES, Family, check_config
 from firsttoken.checkpoint.generation import check_generation
-from firsttoken.checkpoint.hf_common import read_dtype, refuse_quantized
+from firsttoken.checkpoint.hf_common import read_dtype
 from firsttoken.checkpoint.hf_rope import read_rope, read_two_ropes
 from firsttoken.checkpoint.hf_windows import read_windows
 from firsttoken.checkpoint.json_files import JSONObject
 from firsttoken.checkpoint.model_config import GenerationConfig, ModelConfig, RopeConfig
+from firsttoken.checkpoint.quantized.read import read_scheme
 
 _NAMES = {
     "num_layers": "num_hidden_layers",
@@ -46,7 +47,6 @@ def read_config(config: JSONObject) -> ModelConfig:
     if architecture == BLOOM:
         return check_config(read_bloom(config), config.file, BLOOM_NAMES)
     family = FAMILIES[architecture]
-    refuse_quantized(config)
     _refuse_unsupported(config, family)
     hidden = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
@@ -78,6 +78,7 @@ def read_config(config: JSONObject) -> ModelConfig:
             attention_softcap=_softcap(config, family, "attn_logit_softcapping"),
             logit_softcap=_softcap(config, family, "final_logit_softcapping"),
             dtype=read_dtype(config),
+            quantized=read_scheme(config),
         ),
         config.file,
         _NAMES,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from firsttoken.checkpoint.bloom import ARCHITECTURE as BLOOM
 from firsttoken.checkpoint.bloom import BloomTensors
-from firsttoken.checkpoint.checkpoint import Checkpoint, CheckpointText
+from firsttoken.checkpoint.checkpoint import Checkpoint, CheckpointText, TensorSource
 from firsttoken.checkpoint.fingerprint import fingerprint_files
 from firsttoken.checkpoint.hf_config import read_config, read_generation
 from firsttoken.checkpoint.hf_tokenizer import (
@@ -17,6 +17,8 @@ from firsttoken.checkpoint.hf_tokenizer import (
     read_tokenizer_config,
 )
 from firsttoken.checkpoint.json_files import JSONObject, read_object
+from firsttoken.checkpoint.model_config import ModelConfig
+from firsttoken.checkpoint.quantized.tensors import QuantizedTensors
 from firsttoken.checkpoint.safetensors_files import SafetensorsFiles
 from firsttoken.core.errors import CheckpointError
 
@@ -46,9 +48,15 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
         path=str(folder),
         config=config,
         fingerprint=fingerprint_files("folder", [folder / CONFIG_FILE, *files.paths]),
-        tensors=BloomTensors(files, str(folder)) if config.architecture == BLOOM else files,
+        tensors=_tensors(files, config, str(folder)),
         read_text=partial(_read_text, folder, source),
     )
+
+
+def _tensors(files: SafetensorsFiles, config: ModelConfig, path: str) -> TensorSource:
+    if config.architecture == BLOOM:
+        return BloomTensors(files, path)
+    return files if config.quantized is None else QuantizedTensors(files, config.quantized, path)
 
 
 def _read_text(folder: Path, source: JSONObject) -> CheckpointText:

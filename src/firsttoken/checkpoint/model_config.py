@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from firsttoken.checkpoint.quantized.scheme import QuantScheme
+
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary position embedding. ``kind`` is "default", "linear", "llama3" or "yarn"; the other fields are those of
@@ -28,7 +30,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ``windows`` holds one entry a layer, empty where all layers see the whole context: a layer with a window of ``w``
     sees ``w`` tokens, the token itself included; None sees all. ``local_rope`` is the rope of the layers with a window
-    where theirs differs.
+    where theirs differs. ``quantized`` says which linears are stored as rounded numbers.
     """
 
     architecture: str
@@ -54,6 +56,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     dtype: str = "bfloat16"  # of the stored weights
+    quantized: QuantScheme | None = None
 
     def window(self, layer: int) -> int | None:
         """How many tokens ``layer`` sees; None: all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -176,7 +177,7 @@ class LayerBuilder(Builder):
         for name, rotated_heads in heads.items():
             weight = self.weights.matrix(self.path(f"self_attn.{name}.weight"))
             if rotated_heads:
-                weight = weight.with_rows(to_pair_order(weight.data, rotated_heads))
+                weight = weight.map_rows(partial(to_pair_order, num_heads=rotated_heads))
             parts.append(weight)
             if self.config.attention_bias:
                 bias = self.weights.vector(self.path(f"self_attn.{name}.bias"))

@@ -86,7 +86,7 @@ def _qkv(builder: LayerBuilder) -> Linear:
     weight = builder.weights.matrix(builder.path(f"{_QKV}.weight"))
     bias = builder.weights.vector(builder.path(f"{_QKV}.bias"))
     heads = builder.config.num_heads
-    return builder.method.linear(weight.with_rows(_by_kind(weight.data, heads)), _by_kind(bias, heads))
+    return builder.method.linear(weight.map_rows(lambda rows: _by_kind(rows, heads)), _by_kind(bias, heads))
 
 
 def _by_kind(rows: Tensor, heads: int) -> Tensor:

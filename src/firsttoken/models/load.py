@@ -108,7 +108,8 @@ def model_weights(
 
 def _check_tied(weights: Weights, path: str) -> None:
     """Some exports write a tied head out. It may be left unread only because it is the embedding."""
-    if not torch.equal(weights.matrix(HEAD).data, weights.matrix(EMBEDDING).data):
+    head = weights.matrix(HEAD)
+    if head.rounded is not None or not torch.equal(head.data, weights.matrix(EMBEDDING).data):
         raise CheckpointError(
             "the configuration ties the head to the embedding, but the file's head differs from it",
             file=path,

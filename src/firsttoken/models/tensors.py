@@ -43,7 +43,7 @@ def check_tensors(config: ModelConfig, infos: Mapping[str, TensorInfo], path: st
         if name in expected:
             if tuple(info.shape) != expected[name]:
                 faults.append(f"{name} has shape {list(info.shape)}, the configuration says {list(expected[name])}")
-            elif info.type not in SUPPORTED_TYPES:
+            elif info.rounded is None and info.type not in SUPPORTED_TYPES:
                 faults.append(f"{name} is stored as {info.type}, supported are {', '.join(sorted(SUPPORTED_TYPES))}")
         elif not (_DERIVED.fullmatch(name) or name == HEAD):
             faults.append(f"{name} is not a tensor of {config.architecture}")

@@ -17,6 +17,7 @@ from torch import Tensor
 from firsttoken.checkpoint.checkpoint import TensorSource
 from firsttoken.core.errors import CheckpointError
 from firsttoken.models.weights import StoredWeights
+from firsttoken.quantization.read_rounded import rounded_weight
 from firsttoken.quantization.stored import FLOAT_TYPES, StoredTensor
 
 BUFFER_BYTES = 64 << 20
@@ -82,7 +83,8 @@ class Uploader:
 
 
 class UploadedWeights:
-    """A checkpoint's tensors on a device: float matrices as their stored bytes, others dequantised on the host.
+    """A checkpoint's tensors on a device: float matrices and rounded linears as their stored bytes, others dequantised
+    on the host.
 
     Whether the numbers are finite is looked at on the device; `check` tells, once all are read.
     """
@@ -96,6 +98,10 @@ class UploadedWeights:
 
     def matrix(self, name: str) -> StoredTensor:
         info = self._infos[name]
+        if info.rounded is not None:
+            weight = rounded_weight(self._source, info, self._uploader.upload)
+            self._sums[name] = weight.check_sum()
+            return StoredTensor.of_rounded(name, weight)
         if info.type not in FLOAT_TYPES:
             return self._host.matrix(name)
         raw = self._uploader.upload(self._source.data(name))

@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from firsttoken.checkpoint.checkpoint import TensorSource
+from firsttoken.checkpoint.checkpoint import Bytes, TensorSource
 from firsttoken.quantization import StoredTensor
+from firsttoken.quantization.read_rounded import rounded_weight
 
 # Made-up weights repeat one run of numbers. Its length is prime, so that no two rows of a matrix line up.
 _RUN = 1_000_003
@@ -39,16 +40,22 @@ class StoredWeights:
 
     def matrix(self, name: str) -> StoredTensor:
         info = self._infos[name]
-        with warnings.catch_warnings():
-            # The file is mapped read-only and nothing here writes to it: torch warns about the first only.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            raw = torch.from_numpy(self._source.data(name))
-        tensor = StoredTensor.from_bytes(name, info.type, tuple(info.shape), raw)
+        if info.rounded is not None:
+            tensor = StoredTensor.of_rounded(name, rounded_weight(self._source, info, _mapped))
+        else:
+            tensor = StoredTensor.from_bytes(name, info.type, tuple(info.shape), _mapped(self._source.data(name)))
         tensor.check_finite()
         return tensor
 
     def vector(self, name: str) -> Tensor:
         return self.matrix(name).dequantize(torch.float32)
+
+
+def _mapped(raw: Bytes) -> Tensor:
+    with warnings.catch_warnings():
+        # The file is mapped read-only and nothing here writes to it: torch warns about the first only.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(raw)
 
 
 class RandomWeights:

@@ -72,6 +72,14 @@ class RoundedWeight:
         wide *= self.scales.float().view(n, -1, 1)
         return wide.view(n, k)
 
+    def check_sum(self) -> Tensor:
+        """Finite, float32 ``[]`` on the weights' device, if and only if every number is."""
+        total = self.scales.sum(dtype=torch.float32)
+        if self.format != "fp8":
+            return total
+        nan = (self.values.view(torch.int8) & 127 == 127).any()  # e4m3 has no infinities
+        return torch.where(nan, torch.nan, total)
+
     def map_rows(self, order: Callable[[Tensor], Tensor]) -> RoundedWeight:
         """``order`` applied to each part: it may move, pick or leave out rows, nothing else."""
         zeros = None if self.zeros is None else order(self.zeros)

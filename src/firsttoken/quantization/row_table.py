@@ -18,17 +18,19 @@ class RowTable:
     __slots__ = ("_stored",)
 
     def __init__(self, stored: StoredTensor, dtype: torch.dtype) -> None:
-        if stored.type in FLOAT_TYPES or stored.type in gguf_torch.TYPES:
-            self._stored = stored.with_rows(stored.data.clone())
+        if stored.rounded is not None or stored.type in FLOAT_TYPES or stored.type in gguf_torch.TYPES:
+            self._stored = stored.map_rows(Tensor.clone)
         else:
             self._stored = StoredTensor.dense(stored.name, stored.dequantize(dtype))
 
     @property
     def nbytes(self) -> int:
-        return self._stored.data.nbytes
+        return self._stored.nbytes
 
     def rows(self, indices: Tensor) -> Tensor:
         """``indices`` int64 ``[n]`` -> ``[n, K]`` float32, exactly the stored values."""
+        if self._stored.rounded is not None:
+            return self._stored.rounded.map_rows(lambda part: part.index_select(0, indices)).dequantized()
         picked = self._stored.data.index_select(0, indices)
         if self._stored.type in FLOAT_TYPES:
             # float() gives a float32 table's own new rows back: they may be written to.

@@ -1,0 +1,36 @@
+"""``quantization_config`` of ``config.json``: which of the known writers' layouts it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from firsttoken.checkpoint.json_files import JSONObject
+from firsttoken.checkpoint.quantized.awq import read_awq
+from firsttoken.checkpoint.quantized.compressed import read_compressed
+from firsttoken.checkpoint.quantized.gptq import read_gptq
+from firsttoken.checkpoint.quantized.scheme import QuantScheme
+
+_READERS: dict[str, Callable[[JSONObject], QuantScheme]] = {
+    "compressed-tensors": read_compressed,
+    "gptq": read_gptq,
+    "awq": read_awq,
+}
+# The second is how compressed-tensors spelt it at first.
+_KEYS = ("quantization_config", "compression_config")
+
+
+def read_scheme(config: JSONObject) -> QuantScheme | None:
+    """None for weights in full. Raises `CheckpointError` with key and value for what would not be honoured."""
+    for key in _KEYS:
+        found = config.object(key)
+        if found is None:
+            continue
+        method = found.text("quant_method")
+        if method not in _READERS:
+            raise found.fail(
+                "quant_method",
+                f"{method!r:.80} is not supported, only {', '.join(_READERS)} are: use the unquantized model or a "
+                "GGUF file",
+            )
+        return _READERS[method](found)
+    return None
