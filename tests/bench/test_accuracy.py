@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from firsttoken.bench.accuracy import Guess, compare, guesses, perplexity, windows
+from firsttoken.bench.accuracy import guesses, windows
 from firsttoken.bench.errors import BenchFailed
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.cli.main import main
+from firsttoken.core.agreement import Guess, compare, perplexity
 from firsttoken.models import load_model
 from tests.support.tiny_models import Runner
 

@@ -67,6 +67,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "prefix-caching": ("false", "prefix_caching", False),
     "deterministic": ("true", "deterministic", True),
     "offline": ("true", "offline", True),
+    "self-check": ("false", "self_check", False),
     "seed": ("-5", "seed", -5),
     "batch-window": ('"adaptive"', "batch_window", "adaptive"),
     "targets": (f'"{TARGETS}"', "targets", read_targets(TARGETS)),

@@ -15,6 +15,7 @@ async def test_models(client):
     assert body["object"] == "list"
     (card,) = body["data"]
     assert (card["id"], card["object"], card["owned_by"]) == ("stub", "model", "firsttoken")
+    assert card["self_check"] is None, "the model has no reference"
     assert (await client.get("/v1/models/stub")).json == card
     missing = await client.get("/v1/models/org/other")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")

@@ -9,25 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from firsttoken.bench.errors import BenchFailed
+from firsttoken.core.agreement import Guess
 from firsttoken.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from firsttoken.frontend.llm import LLM
 
 # The most that OpenAI allows; a token so far above the others is always chosen.
 _FORCED = 100.0
 _AT_ONCE = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """What a model thought of one position: the log-probability of the token that follows, and its likeliest tokens
-    with theirs, the best first."""
-
-    logprob: float
-    likeliest: tuple[tuple[int, float], ...]
 
 
 def windows(tokens: Sequence[int], context: int) -> list[list[int]]:
@@ -40,12 +31,14 @@ def windows(tokens: Sequence[int], context: int) -> list[list[int]]:
     return found
 
 
-def guesses(llm: LLM, text: Sequence[Sequence[int]], say: Callable[[str], None] = lambda _: None) -> list[Guess]:
-    """What the engine thinks of each position of ``text`` but the first of a window. Raises `BenchFailed` for a model
-    that gives no finite numbers."""
+def guesses(
+    llm: LLM, text: Sequence[Sequence[int]], say: Callable[[str], None] = lambda _: None, first: int = 1
+) -> list[Guess]:
+    """What the engine thinks of each position of ``text`` but the ``first`` of each window. Raises `BenchFailed` for a
+    model that gives no finite numbers."""
     found: list[Guess] = []
-    total = sum(len(window) - 1 for window in text)
-    for jobs in _batches([(list(window[:end]), window[end]) for window in text for end in range(1, len(window))]):
+    asked = [(list(window[:end]), window[end]) for window in text for end in range(first, len(window))]
+    for jobs in _batches(asked):
         params = [
             SamplingParams(
                 temperature=0, max_tokens=1, logprobs=MAX_LOGPROBS, logit_bias={token: _FORCED}, ignore_eos=True
@@ -55,21 +48,8 @@ def guesses(llm: LLM, text: Sequence[Sequence[int]], say: Callable[[str], None] 
         outputs = llm.generate([prompt for prompt, _ in jobs], params)
         for (_, token), output in zip(jobs, outputs, strict=True):
             found.append(_guess(output.outputs[0].logprobs, token, len(found)))
-        say(f"{len(found)} of {total} positions")
+        say(f"{len(found)} of {len(asked)} positions")
     return found
-
-
-def compare(guessed: Sequence[Guess], reference: Sequence[Guess]) -> dict[str, float]:
-    """``top1_agreement``: the share of positions with the same likeliest token. ``kl``: the mean divergence from the
-    reference, in nats, over its `MAX_LOGPROBS` likeliest tokens and all others as one; a token that is not among the
-    other's likeliest counts as likely as the last of these, so it is a lower bound."""
-    same = sum(a.likeliest[0][0] == b.likeliest[0][0] for a, b in zip(guessed, reference, strict=True))
-    divergence = math.fsum(_divergence(b, a) for a, b in zip(guessed, reference, strict=True))
-    return {"top1_agreement": same / len(guessed), "kl": divergence / len(guessed)}
-
-
-def perplexity(guessed: Sequence[Guess]) -> float:
-    return math.exp(-math.fsum(guess.logprob for guess in guessed) / len(guessed))
 
 
 def _batches(jobs: list[tuple[list[int], int]]) -> Iterator[list[tuple[list[int], int]]]:
@@ -84,17 +64,3 @@ def _guess(told: Sequence[Any] | None, token: int, position: int) -> Guess:
         raise BenchFailed(f"position {position}: the model gave no finite probability for token {token}")
     ranked = sorted(by_token.items(), key=lambda item: item[1].rank)
     return Guess(by_token[token].logprob, tuple((one, what.logprob) for one, what in ranked[:MAX_LOGPROBS]))
-
-
-def _divergence(reference: Guess, other: Guess) -> float:
-    """Of two distributions known at the likeliest tokens of each."""
-    theirs = dict(other.likeliest)
-    least = other.likeliest[-1][1]
-    total = left = left_theirs = 0.0
-    for token, logprob in reference.likeliest:
-        log_q = theirs.get(token, least)
-        total += math.exp(logprob) * (logprob - log_q)
-        left += math.exp(logprob)
-        left_theirs += math.exp(log_q)
-    p, q = max(1 - left, 1e-9), max(1 - left_theirs, 1e-9)
-    return max(total + p * math.log(p / q), 0.0)

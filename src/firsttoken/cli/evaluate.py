@@ -15,7 +15,7 @@ from firsttoken.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from firsttoken.bench.accuracy import Guess
+    from firsttoken.core.agreement import Guess
 
 NAME = "eval"
 HELP = "perplexity on a text, and agreement with another model or other weights"
@@ -27,6 +27,7 @@ tokens: how often both have the same likeliest token, and the mean KL divergence
 examples:
   firsttoken eval smollm2 --text book.txt
   firsttoken eval ./model --text book.txt --quantization int4 --reference ./model
+  firsttoken eval ./model-int4 --text book.txt --reference ./model --record-self-check
 """
 _DEFAULT_CONTEXT, _DEFAULT_TOKENS = 512, 4096
 
@@ -54,13 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"read at most so many of the text (default: {_DEFAULT_TOKENS:,})",
     )
+    parser.add_argument(
+        "--record-self-check",
+        action="store_true",
+        help="write into MODEL's folder what the reference (left out: MODEL itself) thinks of a few prompts; "
+        "engines that load it compare themselves at their start",
+    )
     add_results(parser)
     add_engine_options(parser, without=("served_model_name", "max_model_len", "seed", "targets", "batch_window"))
     add_log_level(parser, "warning")
 
 
 def run(options: argparse.Namespace) -> int:
-    from firsttoken.bench.accuracy import compare, perplexity
+    from firsttoken.core.agreement import compare, perplexity
 
     args = engine_args(options)
     began = time.monotonic()
@@ -74,16 +81,16 @@ def run(options: argparse.Namespace) -> int:
         "perplexity": perplexity(guessed),
         "reference": options.reference,
     }
+    other = EngineArgs(
+        model=options.reference or args.model,
+        quantization=options.reference_quantization,
+        device=args.device,
+        threads=args.threads,
+        offline=args.offline,
+        kv_memory=args.kv_memory,
+        max_num_seqs=args.max_num_seqs,
+    )
     if options.reference is not None:
-        other = EngineArgs(
-            model=options.reference,
-            quantization=options.reference_quantization,
-            device=args.device,
-            threads=args.threads,
-            offline=args.offline,
-            kv_memory=args.kv_memory,
-            max_num_seqs=args.max_num_seqs,
-        )
         reference_head, reference_tokens, reference = _ask(other, text, options)
         if reference_tokens != tokens:
             raise ConfigError(f"{options.reference} has another tokenizer than {args.model}: they cannot be compared")
@@ -93,9 +100,20 @@ def run(options: argparse.Namespace) -> int:
             "reference_perplexity": perplexity(reference),
             **compare(guessed, reference),
         }
+    if options.record_self_check:
+        result["self_check"] = _record(args.model, other)
     result["wall_s"] = round(time.monotonic() - began, 3)
     hand_in(options, result, _lines(result))
     return 0
+
+
+def _record(model: str, reference: EngineArgs) -> dict[str, float]:
+    """Into the folder; the figures of its own engine's check."""
+    import msgspec
+
+    from firsttoken.bench.self_check import record
+
+    return msgspec.structs.asdict(record(Path(model), reference, say))
 
 
 def _read(path: Path) -> str:
@@ -132,4 +150,9 @@ def _lines(result: dict[str, Any]) -> list[str]:
             f"perplexity {result['reference_perplexity']:.4f}",
             f"the same likeliest token at {result['top1_agreement']:.2%} of positions, KL {result['kl']:.5f} nats",
         ]
+    if (checked := result.get("self_check")) is not None:
+        lines.append(
+            f"self-check recorded: the same likeliest token at {checked['top1_agreement']:.2%} of {checked['tokens']} "
+            f"positions, KL {checked['kl']:.5f} nats"
+        )
     return lines

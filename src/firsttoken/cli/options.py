@@ -170,6 +170,7 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "targets": Option("promises of service classes and rules of API keys, from a TOML file", targets, "FILE"),
     "seed": Option("where the random choices of requests without a seed start from (default: 0)", whole_int, "N"),
     "flight_dir": Option("folder where the flight recorder writes, or none (docs/flight-recorder.md)", str, "FOLDER"),
+    "self_check": Option("compare logits with the reference in the model's folder, if it has one (default: on)", bool),
     "offline": Option("never use the network; fail if a file is missing (default: off)", bool),
 }
 

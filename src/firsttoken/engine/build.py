@@ -10,6 +10,7 @@ from functools import partial
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.locate import open_checkpoint
+from firsttoken.core.agreement import SelfCheck
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import naming_file
 from firsttoken.core.plan import RowStart, RowWork, StepPlan
@@ -21,6 +22,7 @@ from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.last_words import LastWords
 from firsttoken.engine.loop import EngineLoop
 from firsttoken.engine.resolve import resolve
+from firsttoken.engine.self_check import describe_check, self_check
 from firsttoken.engine.start_account import StartAccount
 from firsttoken.engine.tiers import attach_tiers, kv_name
 from firsttoken.executor.interface import Executor
@@ -66,6 +68,10 @@ def build_engine(
             begun.end()
     warm_up(executor, config, checkpoint)
     account.close("warm_up")
+    checked = self_check(executor, config.executor, checkpoint) if args.self_check else None
+    if checked is not None:
+        account.close("self_check")
+        log.info("self-check: %s", describe_check(checked))
     loop = assemble(config, checkpoint.fingerprint, executor, channel, args.targets)
     if own_process:
         # What lives now lives to the end: the collector need not walk it again in the middle of a step. Before the
@@ -73,7 +79,7 @@ def build_engine(
         gc.collect()
         gc.freeze()
     account.close("other")
-    info = describe(config, checkpoint, account, device.facts().name)
+    info = describe(config, checkpoint, account, device.facts().name, checked)
     if own_process:  # else there is no other process to be gone
         loop.on_orphaned = LastWords(args, info)
     channel.send(Ready(info))
@@ -144,7 +150,13 @@ def warm_up(executor: Executor, config: EngineConfig, checkpoint: Checkpoint) ->
         executor.submit(plan).result()
 
 
-def describe(config: EngineConfig, checkpoint: Checkpoint, account: StartAccount, device_name: str) -> EngineInfo:
+def describe(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    account: StartAccount,
+    device_name: str,
+    checked: SelfCheck | None = None,
+) -> EngineInfo:
     executor = config.executor
     return EngineInfo(
         model=config.model,
@@ -160,5 +172,6 @@ def describe(config: EngineConfig, checkpoint: Checkpoint, account: StartAccount
         kv_dtype=executor.kv_format.dtype,
         device_name=device_name,
         kv_outlives=config.disk is not None,
+        self_check=checked,
         start_ms={part: round(ms, 1) for part, ms in account.parts.items()},
     )

@@ -24,6 +24,7 @@ from firsttoken.core.step_record import StepRecord
 from firsttoken.observability.kv_metrics import kv_families
 from firsttoken.observability.live import ClassWindow, LiveWindows
 from firsttoken.observability.request_metrics import RequestMetrics
+from firsttoken.observability.self_check import self_check_families
 from firsttoken.observability.step_metrics import StepMetrics
 from firsttoken.observability.vllm_metrics import VLLMCollector
 from firsttoken.transport.kv_report import KVReport
@@ -66,6 +67,8 @@ class EngineCollector(Collector):
             yield from kv_families(kv)
         if self.info is not None:
             yield _info(self.info)
+            if self.info.self_check is not None:
+                yield from self_check_families(self.info.self_check)
 
 
 class ClassMetrics:

@@ -55,6 +55,7 @@ class _Meta:
             "created": int(llm.created),
             "owned_by": "firsttoken",
             "max_model_len": llm.info.max_model_len,
+            "self_check": llm.info.self_check,
         }
 
     async def version(self, _: Request) -> Response:

@@ -250,6 +250,8 @@ def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, t
         ],
         [f"up to {info.max_num_seqs} requests at once", f"KV {info.kv_blocks} blocks of {info.block_tokens} tokens"],
     ]
+    if (checked := info.self_check) is not None:
+        facts.append([f"self-check: {checked.top1_agreement:.1%} the same likeliest token, KL {checked.kl:.4f} nats"])
     if told := promises(config.targets):
         facts.append(told)
     lines = start_lines(

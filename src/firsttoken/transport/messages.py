@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from firsttoken.core.agreement import SelfCheck
 from firsttoken.core.cache_miss import Miss
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.request import EngineRequest
@@ -54,6 +55,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str = ""  # as its vendor calls it
     start_ms: dict[str, float] = {}
     kv_outlives: bool = False  # what callers send may be found after a restart
+    self_check: SelfCheck | None = None  # None where the model has no reference
 
 
 class ClassStats(msgspec.Struct, frozen=True, array_like=True):
