@@ -132,8 +132,9 @@ class QuantizedTensors:
         groups = k // found.group if found.group else 1
         names = self._names(module, found.layout)
         if found.layout in ("words", "plain"):
-            whole: list[tuple[int, ...]] = [(n, 1), (n,), (1, 1), (1,), ()]
-            shapes = whole if found.group == 0 else [(n, groups)]
+            shapes: list[tuple[int, ...]] = [(n, groups)]
+            if not found.group:
+                shapes += [(n,), (1, 1), (1,), ()]
             scales = self._expect(f"{module}.weight_scale", shapes, _FLOATS)
             if "weight_zero_point" in names:
                 packed = [(-(-n // each), groups)] if found.layout == "words" else []
