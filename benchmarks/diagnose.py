@@ -18,7 +18,7 @@ from typing import Any
 
 from firsttoken.cli.bench_options import write_result
 from firsttoken.cli.report import cpu_name, header
-from firsttoken.diagnose.connection import tls_context
+from firsttoken.core.tls import client_context
 from firsttoken.diagnose.endpoint import Endpoint
 from firsttoken.diagnose.evidence import gather
 from firsttoken.diagnose.probe import Ask, Probe
@@ -80,7 +80,7 @@ def beside_curl(requests: int) -> dict[str, Any] | None:
         subprocess.run([*command.split(), *names], check=True, capture_output=True)
         pairs: dict[str, list[tuple[float, float]]] = {}
         with own_process(file, key, **DELAYS) as port:
-            probe = Probe(Endpoint.parse(f"https://127.0.0.1:{port}"), tls_context(str(file)), timeout_s=20)
+            probe = Probe(Endpoint.parse(f"https://127.0.0.1:{port}"), client_context(str(file)), timeout_s=20)
             for number in range(requests):
                 one = probe.once(Ask("double", "a few words", 8, f"bench-{number}"))
                 for phase, other in _curls(probe, file).items():

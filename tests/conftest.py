@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.support.certificate import Certificate, make_certificate
+
 if not torch.cuda.is_available():
     # Triton reads this when a kernel is defined, so it must be set before any kernel's module is imported.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -24,3 +26,8 @@ def pytest_runtest_makereport() -> Iterator[None]:
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("certificate"))

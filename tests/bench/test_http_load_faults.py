@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-import subprocess
 import time
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -20,6 +17,7 @@ from firsttoken.bench.http.target import Target
 from firsttoken.bench.shape import Load
 from firsttoken.core.errors import ConfigError
 from firsttoken.observability.percentiles import percentile
+from tests.support.certificate import Certificate
 from tests.support.faulty_server import (
     CLOSING_HEAD,
     DONE,
@@ -363,18 +361,9 @@ async def test_several_tokens_a_chunk_are_several_tokens() -> None:
 # ---------------------------------------------------------------- TLS
 
 
-async def test_tls(tmp_path: Path) -> None:
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    words += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"]
-    try:
-        await asyncio.to_thread(subprocess.run, words, check=True, capture_output=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        pytest.skip("openssl makes no certificate here")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+async def test_tls(certificate: Certificate) -> None:
     faulty = FaultyServer()
-    async with faulty.running(context):
+    async with faulty.running(certificate.context):
         url = f"https://127.0.0.1:{faulty.port}"
 
         async def tried(verify: bool) -> Server:

@@ -44,6 +44,8 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "host": ('"::1"', "host", "::1"),
     "port": ("0", "port", 0),
     "api-key": ('["a", "b"]', "api_keys", ["a", "b"]),
+    "ssl-certfile": ('"/x"', "ssl_certfile", "/x"),
+    "ssl-keyfile": ('"/x"', "ssl_keyfile", "/x"),
     "max-body-bytes": ('"1MiB"', "max_body_bytes", 1 << 20),
     "max-messages": ("7", "max_messages", 7),
     "max-prompts": ("7", "max_prompts", 7),
@@ -86,6 +88,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
 
 
 NEEDED = {
+    "ssl-keyfile": 'ssl-certfile = "/x"\n',
     "targets": 'api-key = "dashboard=k"\n',
     "kv-disk": "kv-host-memory = 4096\n",
     "kv-disk-size": 'kv-disk = "/x"\nkv-host-memory = 4096\n',

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from firsttoken.core.errors import ConfigError
-from firsttoken.diagnose.connection import tls_context
+from firsttoken.core.tls import client_context
 from firsttoken.diagnose.endpoint import Endpoint
 from firsttoken.diagnose.errors import ProbeFailed
 from firsttoken.diagnose.probe import Ask, Probe
@@ -16,7 +16,7 @@ from tests.diagnose.double import Double, listening
 
 def failure(url: str, *, ca_file=None, timeout_s: float = 5.0) -> ProbeFailed:
     endpoint = Endpoint.parse(url)
-    context = tls_context(None if ca_file is None else str(ca_file)) if endpoint.secure else None
+    context = client_context(None if ca_file is None else str(ca_file)) if endpoint.secure else None
     with pytest.raises(ProbeFailed) as caught:
         Probe(endpoint, context, timeout_s=timeout_s).once(Ask("double", "hi", 8, "test"))
     return caught.value

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from firsttoken import AsyncEngineArgs, AsyncLLM
-from firsttoken.diagnose.connection import tls_context
+from firsttoken.core.tls import client_context
 from firsttoken.diagnose.endpoint import Endpoint
 from firsttoken.diagnose.probe import Probe
 from firsttoken.diagnose.references import Reference
@@ -19,49 +19,27 @@ from firsttoken.diagnose.session import Session, SessionConfig
 from firsttoken.server.app import build_app
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.run import _Uvicorn, _uvicorn_config
+from tests.support.certificate import Certificate
 
 pytestmark = pytest.mark.model
 
 
 @asynccontextmanager
-async def served(key: str):
-    """smollm2 on the CPU, as ``firsttoken serve`` has it: its port."""
+async def served(key: str, certificate: Certificate):
+    """smollm2 on the CPU over TLS, as ``firsttoken serve`` has it: its URL."""
     args = AsyncEngineArgs(model="smollm2", device="cpu", threads=1, max_model_len=512, max_num_seqs=4, offline=True)
     async with await AsyncLLM.launch(args, in_process=True) as llm:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
-        server = _Uvicorn(_uvicorn_config(build_app(llm, ServerConfig(api_keys=(key,)))))
+        server = _Uvicorn(_uvicorn_config(build_app(llm, ServerConfig(api_keys=(key,))), certificate.context))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         try:
-            yield listener.getsockname()[1]
+            yield f"https://localhost:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             await task
-
-
-@asynccontextmanager
-async def tls_before(port: int, certificate):
-    """A proxy that ends TLS, as the one before any server does: the URL."""
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", port)
-        ways = [asyncio.create_task(pump(reader, behind_writer)), asyncio.create_task(pump(behind_reader, writer))]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        behind_writer.close()
-        writer.close()
-
-    proxy = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=certificate.context)
-    async with proxy:
-        yield f"https://localhost:{proxy.sockets[0].getsockname()[1]}"
 
 
 async def test_phases_and_account_over_tls(certificate) -> None:
@@ -69,8 +47,8 @@ async def test_phases_and_account_over_tls(certificate) -> None:
         requests=3, pause_ms=5, prompt_tokens=48, max_tokens=12, sweep_prompts=(8, 64), sweep_concurrency=(1, 2),
         repeat=2, sweep_tokens=4,
     )  # fmt: skip
-    async with served("s3cret") as port, tls_before(port, certificate) as url:
-        probe = Probe(Endpoint.parse(url), tls_context(str(certificate.file)), "s3cret", 60)
+    async with served("s3cret", certificate) as url:
+        probe = Probe(Endpoint.parse(url), client_context(str(certificate.file)), "s3cret", 60)
         began = time.monotonic()
         runs = await asyncio.to_thread(Session(probe, config).run)
         wall_ms = (time.monotonic() - began) * 1e3

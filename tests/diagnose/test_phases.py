@@ -12,8 +12,8 @@ import time
 import pytest
 
 from firsttoken.core.clock import NS_PER_MS
+from firsttoken.core.tls import client_context
 from firsttoken.diagnose import connection as connection_module
-from firsttoken.diagnose.connection import tls_context
 from firsttoken.diagnose.endpoint import Endpoint
 from firsttoken.diagnose.probe import Ask, Probe
 from firsttoken.diagnose.sample import Sample
@@ -25,7 +25,7 @@ REQUESTS = 8
 
 def probe_of(url: str, certificate=None) -> Probe:
     endpoint = Endpoint.parse(url)
-    return Probe(endpoint, tls_context(str(certificate.file)) if endpoint.secure else None, timeout_s=10)
+    return Probe(endpoint, client_context(str(certificate.file)) if endpoint.secure else None, timeout_s=10)
 
 
 def ask(number: int = 0, tokens: int = 8) -> Ask:

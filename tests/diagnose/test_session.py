@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from firsttoken.diagnose.connection import tls_context
+from firsttoken.core.tls import client_context
 from firsttoken.diagnose.endpoint import Endpoint
 from firsttoken.diagnose.errors import ProbeFailed
 from firsttoken.diagnose.fit import fit
@@ -31,7 +31,7 @@ QUICK = SessionConfig(
 
 def runs_of(double: Double, config: SessionConfig = QUICK, certificate=None) -> Runs:
     endpoint = Endpoint.parse(double.url)
-    context = tls_context(str(certificate.file)) if certificate is not None else None
+    context = client_context(str(certificate.file)) if certificate is not None else None
     with double.running():
         endpoint = Endpoint.parse(double.url)
         return Session(Probe(endpoint, context, timeout_s=10), config).run()

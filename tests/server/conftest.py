@@ -193,18 +193,18 @@ async def client(make_client):
 
 @pytest.fixture
 def serve_http():
-    """``async with serve_http(app) as url``: a real uvicorn on a free port."""
+    """``async with serve_http(app) as url``: a real uvicorn on a free port, over TLS with a context for it."""
 
     @asynccontextmanager
-    async def serve(app):
+    async def serve(app, tls=None):
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
-        server = _Uvicorn(_uvicorn_config(app))
+        server = _Uvicorn(_uvicorn_config(app, tls))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             await task

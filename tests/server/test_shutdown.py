@@ -7,56 +7,14 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.run import run_server
-
-STUB = Path(__file__).with_name("stub_server.py")
-
-
-class Server:
-    def __init__(self, start_s: float = 0, **config) -> None:
-        command = [sys.executable, str(STUB), json.dumps({"port": 0, **config}), str(start_s)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.process.stdout.readline() == "launching\n"
-        self.banner: list[str] = []
-        if not start_s:
-            self._read_banner()
-
-    def _read_banner(self) -> None:
-        self.banner = []
-        while not self.banner or (self.banner[-1] and " -d '" not in self.banner[-1]):
-            self.banner.append(self.process.stdout.readline())
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.banner[0])
-        assert found, (self.banner, self.process.stderr.read())
-        self.port = int(found.group(1))
-
-    def signal(self, number=signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-
-    def ask(self, method: str, path: str, body: dict | None = None) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        connection.request(method, path, json.dumps(body) if body else None)
-        return connection.getresponse()
-
-    def stream(self, tokens: int) -> http.client.HTTPResponse:
-        response = self.ask("POST", "/v1/completions", {"prompt": "hi", "max_tokens": tokens, "stream": True})
-        assert response.readline().startswith(b"data: ")
-        return response
-
-    def said(self) -> str:
-        """What it wrote to stderr; once, after its end."""
-        return self.process.stderr.read()
-
-    def wait(self, timeout: float) -> int:
-        return self.process.wait(timeout)
+from tests.support.stub_process import Server
 
 
 @pytest.fixture
@@ -69,9 +27,7 @@ def start():
 
     yield make
     for server in servers:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.process.communicate()
+        server.end()
 
 
 def test_the_start_is_told_and_the_line_works(start):

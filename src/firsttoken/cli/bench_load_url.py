@@ -24,6 +24,7 @@ _SERVER_OPTIONS: dict[str, tuple[str, Any]] = {
     "--text": ("text", False),
     "--api-key": ("caller_key", None),
     "--timeout": ("timeout", None),
+    "--ca-file": ("ca_file", None),
     "--insecure": ("insecure", False),
     "--prompt-seed": ("prompt_seed", None),
 }
@@ -38,6 +39,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--timeout", type=duration_ms, metavar="TIME", help="for a whole request, as in 30s (default: 2min)"
     )
+    group.add_argument("--ca-file", metavar="FILE", help="with https: trust the certificates in this file (PEM) alone")
     group.add_argument("--insecure", action="store_true", help="with https: do not check the certificate")
     group.add_argument(
         "--prompt-seed", metavar="TEXT", help="of the prompts (default: other ones each time, as servers keep prefixes)"
@@ -83,7 +85,7 @@ async def _measure(options: argparse.Namespace, load: Load) -> tuple[dict[str, A
 
     prompts = secrets.token_hex(4) if options.prompt_seed is None else options.prompt_seed
     server = await find_server(
-        Target.parse(options.model, verify=not options.insecure),
+        Target.parse(options.model, verify=not options.insecure, ca_file=options.ca_file),
         model=options.served_model,
         chat=options.chat,
         text=options.text,

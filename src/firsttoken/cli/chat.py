@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--url", help="talk to this OpenAI-compatible server instead of running an engine here")
     parser.add_argument("--api-key", metavar="KEY", help="the server's key (with --url)")
+    parser.add_argument(
+        "--ca-file", metavar="FILE", help="with --url https://...: trust the certificates in this file (PEM) alone"
+    )
     parser.add_argument("--system", metavar="TEXT", help="the system message, first in the conversation")
     add_log_level(parser, "warning")
     add_sampling_options(parser, max_tokens=MAX_TOKENS)
@@ -59,6 +62,8 @@ def _local(options: argparse.Namespace, fields: dict[str, Any]) -> int:
 
     if options.api_key is not None:
         raise ConfigError("--api-key goes with --url: an engine that is started here asks for none")
+    if options.ca_file is not None:
+        raise ConfigError("--ca-file goes with --url: it says whom to trust behind https")
     args = engine_args(options)
     _check_can_chat(args)
     with engine_process(args) as handle:
@@ -78,7 +83,9 @@ def _remote(options: argparse.Namespace, fields: dict[str, Any]) -> int:
         flag = "--" + local[0].replace("_", "-")
         raise ConfigError(f"{flag} is for an engine that is started here: the one behind --url has its own")
     model = getattr(options, "model", None)
-    return _talk(options, RemoteSource(options.url, fields, api_key=options.api_key, model=model))
+    return _talk(
+        options, RemoteSource(options.url, fields, api_key=options.api_key, model=model, ca_file=options.ca_file)
+    )
 
 
 def _talk(options: argparse.Namespace, source: Source) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from firsttoken.cli.jobs import Job
-from firsttoken.cli.opener import OPENER, moved
+from firsttoken.cli.opener import moved, opener, untrusted
 from firsttoken.core.address import how_to_write, is_without_tls, without_tls
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError, FirstTokenError
@@ -119,12 +119,19 @@ async def _end_tasks() -> None:
 
 
 class RemoteSource:
-    """Any OpenAI-compatible server, by its base URL (with or without ``/v1``)."""
+    """Any OpenAI-compatible server, by its base URL (with or without ``/v1``). With https the certificates of
+    ``ca_file`` are trusted alone, with None the system's."""
 
     TIMEOUT_S = 600.0
 
     def __init__(
-        self, url: str, fields: dict[str, Any], *, api_key: str | None = None, model: str | None = None
+        self,
+        url: str,
+        fields: dict[str, Any],
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        ca_file: str | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -136,6 +143,7 @@ class RemoteSource:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._fields = fields
         self.completion_tokens: int | None = None
+        self._opener = opener(ca_file)
         self.model = model or self._first_model()
 
     def stream(self, messages: list[Message]) -> Iterator[str]:
@@ -170,7 +178,7 @@ class RemoteSource:
     def _open(self, path: str, body: bytes | None) -> http.client.HTTPResponse:
         request = urllib.request.Request(self._base + path, data=body, headers=self._headers)  # noqa: S310  # checked
         try:
-            reply: http.client.HTTPResponse = OPENER.open(request, timeout=self.TIMEOUT_S)
+            reply: http.client.HTTPResponse = self._opener.open(request, timeout=self.TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
                 if (elsewhere := moved(self._base, error)) is not None:
@@ -180,6 +188,8 @@ class RemoteSource:
             reason = getattr(error, "reason", error)
             if is_without_tls(reason):
                 raise AnswerFailed(f"cannot reach {self._base}: {without_tls(self._base)}") from None
+            if advice := untrusted(reason):
+                raise AnswerFailed(f"cannot reach {self._base}: {reason}{advice}") from None
             raise AnswerFailed(f"cannot reach {self._base}: {reason}; is the server running?") from None
         return reply
 

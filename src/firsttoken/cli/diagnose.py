@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _probe(options: argparse.Namespace) -> Probe:
-    from firsttoken.diagnose.connection import tls_context
+    from firsttoken.core.tls import client_context
     from firsttoken.diagnose.endpoint import Endpoint
     from firsttoken.diagnose.probe import Probe
 
@@ -106,11 +106,7 @@ def _probe(options: argparse.Namespace) -> Probe:
     if key is not None and not (key.isascii() and key.isprintable() and key):
         raise ConfigError("--api-key holds signs that no HTTP header may have, or nothing")
     ca_file = None if options.ca_file is None else str(options.ca_file)
-    try:
-        context = tls_context(ca_file, verify=not options.insecure) if endpoint.secure else None
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"--ca-file {ca_file}: {reason}; it must hold certificates in PEM") from None
+    context = client_context(ca_file, verify=not options.insecure) if endpoint.secure else None
     return Probe(endpoint, context, key, options.timeout / 1e3)
 
 

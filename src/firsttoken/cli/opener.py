@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 import urllib.error
 import urllib.request
 from typing import Any
+
+from firsttoken.core.tls import client_context
 
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
 # A terminal takes them for commands.
@@ -16,8 +19,16 @@ class _Stays(urllib.request.HTTPRedirectHandler):
         return None
 
 
-# Its `open` raises `HTTPError` for a redirect as for any other answer without success.
-OPENER = urllib.request.build_opener(_Stays)
+def opener(ca_file: str | None) -> urllib.request.OpenerDirector:
+    """Its ``open`` raises `HTTPError` for a redirect as for any other answer without success. With https it trusts the
+    certificates of ``ca_file`` alone, with None the system's. Raises `ConfigError` for a file that holds none."""
+    secure = urllib.request.HTTPSHandler(context=client_context(ca_file))
+    return urllib.request.build_opener(_Stays, secure)
+
+
+def untrusted(error: object) -> str:
+    """What to do about ``error``, where it is a certificate that nobody vouches for; else nothing."""
+    return "; name its authority with --ca-file" if isinstance(error, ssl.SSLCertVerificationError) else ""
 
 
 def moved(base: str, error: urllib.error.HTTPError) -> str | None:

@@ -35,6 +35,7 @@ examples:
   firsttoken serve                                  the default model on 127.0.0.1:8000
   firsttoken serve model.gguf --port 9000 --kv-memory 2GiB
   firsttoken serve org/model --host 0.0.0.0 --api-key "$KEY"
+  firsttoken serve --host 0.0.0.0 --port 8443 --ssl-certfile chain.pem --ssl-keyfile key.pem --api-key "$KEY"
   firsttoken serve --config serve.toml
   firsttoken serve --targets targets.toml --api-key "dashboard=$KEY"
   firsttoken serve --prompt-templates prompts.jsonl
@@ -77,6 +78,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="ask callers for this key, on every route but health (may be repeated); NAME=KEY where --targets has a "
         "rule for NAME",
+    )
+    group.add_argument(
+        "--ssl-certfile",
+        default=absent,
+        metavar="FILE",
+        help="answer https with this certificate (PEM: the server's own, then those that vouch for it)",
+    )
+    group.add_argument(
+        "--ssl-keyfile", default=absent, metavar="FILE", help="its private key (PEM; default: in --ssl-certfile's file)"
     )
     group.add_argument(
         "--max-body-bytes", type=size, default=absent, metavar="SIZE", help="largest request (default: 32MiB)"

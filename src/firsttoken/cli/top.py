@@ -42,6 +42,7 @@ _RETRY_S, _LONGEST_RETRY_S = 1.0, 15.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="the server's address, with or without /v1")
     parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    parser.add_argument("--ca-file", metavar="FILE", help="with https: trust the certificates in this file (PEM) alone")
     parser.add_argument("--interval", type=_interval, default=1000.0, metavar="TIME", help="100ms to 10s (default: 1s)")
     parser.add_argument("--once", action="store_true", help="print one picture and end")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, and end")
@@ -64,11 +65,11 @@ def run(options: argparse.Namespace) -> int:
     from firsttoken.cli.top_feed import LiveFeed
     from firsttoken.cli.top_state import LiveState
 
-    feed = LiveFeed(options.url, options.api_key, hz=1e3 / options.interval)
+    once = options.json or options.once or not is_terminal(sys.stdout)
+    hz = 10.0 if once else 1e3 / options.interval
+    feed = LiveFeed(options.url, options.api_key, hz=hz, ca_file=options.ca_file)
     state = LiveState()
-    if options.json or options.once or not is_terminal(sys.stdout):
-        return _once(LiveFeed(options.url, options.api_key, hz=10.0), state, as_json=options.json)
-    return _live(feed, state)
+    return _once(feed, state, as_json=options.json) if once else _live(feed, state)
 
 
 def _once(feed: LiveFeed, state: LiveState, *, as_json: bool) -> int:

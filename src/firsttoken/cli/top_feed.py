@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Generator
 from typing import Any
 
-from firsttoken.cli.opener import OPENER, moved, printable
+from firsttoken.cli.opener import moved, opener, printable, untrusted
 from firsttoken.core.address import is_without_tls, without_tls
 from firsttoken.core.errors import ConfigError, FirstTokenError
 from firsttoken.diagnose.endpoint import Endpoint
@@ -48,9 +48,9 @@ class FeedLost(FirstTokenError):
 
 class LiveFeed:
     """``/dashboard/live`` of the server at ``url``, ``hz`` frames a second. Raises `ConfigError` for what is no
-    address or no key."""
+    address or no key. With https the certificates of ``ca_file`` are trusted alone, with None the system's."""
 
-    def __init__(self, url: str, api_key: str | None, *, hz: float) -> None:
+    def __init__(self, url: str, api_key: str | None, *, hz: float, ca_file: str | None = None) -> None:
         self.base = str(Endpoint.parse(url.rstrip("/").removesuffix("/dashboard")))
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key):
             raise ConfigError("--api-key holds signs that no HTTP header may have, or nothing")
@@ -59,6 +59,7 @@ class LiveFeed:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s = _SILENCE_S + 1 / hz
+        self._opener = opener(ca_file)
 
     def frames(self) -> Generator[dict[str, Any], None, None]:
         """Frames as they come, until the server ends the stream. Raises `NoFeed` and `FeedLost`."""
@@ -82,13 +83,15 @@ class LiveFeed:
     def _open(self) -> http.client.HTTPResponse:
         request = urllib.request.Request(self._url, headers=self._headers)  # noqa: S310  # an Endpoint is http or https
         try:
-            reply: http.client.HTTPResponse = OPENER.open(request, timeout=self._timeout_s)
+            reply: http.client.HTTPResponse = self._opener.open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refused(error) from None
         except (OSError, http.client.HTTPException) as error:
             if is_without_tls(getattr(error, "reason", error)):
                 raise NoFeed(f"cannot reach {self.base}: {without_tls(self.base)}") from None
+            if advice := untrusted(getattr(error, "reason", error)):
+                raise NoFeed(f"cannot reach {self.base}: {_told(error)}{advice}") from None
             raise FeedLost(f"cannot reach {self.base}: {_told(error)}; is the server running?") from None
         if not reply.headers.get("Content-Type", "").startswith("text/event-stream"):
             reply.close()
@@ -114,4 +117,5 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 def _told(error: Exception) -> str:
     reason = getattr(error, "reason", error)
-    return str(getattr(reason, "strerror", None) or reason or type(error).__name__)
+    words = getattr(reason, "verify_message", None) or getattr(reason, "strerror", None)
+    return str(words or reason or type(error).__name__)

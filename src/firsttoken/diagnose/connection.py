@@ -39,16 +39,6 @@ class Connection:
         self.socket.close()
 
 
-def tls_context(ca_file: str | None = None, *, verify: bool = True) -> ssl.SSLContext:
-    """Trusts the system's certificates, or those of ``ca_file``; HTTP/1.1 only. Raises `OSError` (`ssl.SSLError`)."""
-    context = ssl.create_default_context(cafile=ca_file)
-    context.set_alpn_protocols(["http/1.1"])
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
 def connect(
     endpoint: Endpoint,
     context: ssl.SSLContext | None,

@@ -33,7 +33,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request. ``drain_s`` is how long
     running requests may take to finish after SIGTERM. ``prompt_templates`` is a file of chats' beginnings that are
     tokenised at the start (`text.prompt_templates`). ``otlp_endpoint`` is the collector to which traces and metrics
-    go, by ``otlp_protocol``; what is left out the environment may say (`observability.otlp.settings`).
+    go, by ``otlp_protocol``; what is left out the environment may say (`observability.otlp.settings`). With
+    ``ssl_certfile`` the port speaks TLS (`server.tls`); ``ssl_keyfile`` may be left out where that file has the key.
     """
 
     host: str = "127.0.0.1"
@@ -46,6 +47,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prompt_templates: str | None = None
     otlp_endpoint: str | None = None
     otlp_protocol: Protocol | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
     targets: Targets = Targets()
 
     def __post_init__(self) -> None:
@@ -58,6 +61,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s must be a number of seconds, 0 or more, got {self.drain_s}")
         check_endpoint(self.otlp_endpoint)
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError(
+                f"ssl_keyfile {self.ssl_keyfile} is the key of no certificate: give its certificate with --ssl-certfile"
+            )
         keys = self.named_keys()
         # An empty key would let everybody in, and a header cannot carry other characters.
         if not all(

@@ -50,7 +50,8 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)
+        # TLS has a buffer of its own, empty at first, and to it 0 would mean that it is full: a byte is the least.
+        transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -28,10 +28,12 @@ from firsttoken.server.exporting import exporting
 from firsttoken.server.listener import bind, listen
 from firsttoken.server.protocol import Protocol
 from firsttoken.server.start_lines import CHAT, IDS, TEXT, promises, start_lines, start_parts, try_lines
+from firsttoken.server.tls import server_context
 from firsttoken.version import __version__
 
 if TYPE_CHECKING:
     import socket
+    import ssl
 
     from firsttoken.core.engine_args import EngineArgs
     from firsttoken.frontend.async_llm import AsyncLLM
@@ -88,9 +90,11 @@ def _run(
             "the key, and its callers may ask for any class; add a rule to [keys] if it is a name",
             name,
         )
+    # Here and not before the engine is launched: it starts meanwhile, and a mistake is still told before it loads.
+    tls = server_context(config)
     otlp = resolve(config.otlp_endpoint, config.otlp_protocol, os.environ)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, listener, launch, began_ns, otlp))
+        return runner.run(_serve(config, listener, launch, began_ns, otlp, tls))
 
 
 async def _serve(
@@ -99,13 +103,14 @@ async def _serve(
     launch: Callable[[], Awaitable[AsyncLLM]],
     began_ns: int,
     otlp: OtlpSettings | None,
+    tls: ssl.SSLContext | None,
 ) -> int:
     llm = await _launched(launch)
     if llm is None:
         return 1
     try:
         async with exporting(otlp, llm):
-            return await _serve_until_signal(config, listener, llm, began_ns)
+            return await _serve_until_signal(config, listener, llm, began_ns, tls)
     finally:
         await llm.shutdown()
         # A loop that ends gives signals back to the system, for which this one ends the process.
@@ -113,10 +118,12 @@ async def _serve(
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
-async def _serve_until_signal(config: ServerConfig, listener: socket.socket, llm: AsyncLLM, began_ns: int) -> int:
+async def _serve_until_signal(
+    config: ServerConfig, listener: socket.socket, llm: AsyncLLM, began_ns: int, tls: ssl.SSLContext | None
+) -> int:
     listen(listener, config)
     app = build_app(llm, config)
-    server = _Uvicorn(_uvicorn_config(app))
+    server = _Uvicorn(_uvicorn_config(app, tls))
     ending = Ending(llm, app, server, config.drain_s)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -170,8 +177,8 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: FirstTokenApp) -> uvicorn.Config:
-    return uvicorn.Config(
+def _uvicorn_config(app: FirstTokenApp, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
+    config = uvicorn.Config(
         app,
         loop="none",
         http=Protocol,
@@ -186,6 +193,9 @@ def _uvicorn_config(app: FirstTokenApp) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_S,
     )
+    config.load()
+    config.ssl = tls  # not by its own options for files, which name none that is at fault
+    return config
 
 
 class Ending:
@@ -235,7 +245,8 @@ class Ending:
 def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, took_ns: int) -> None:
     """The address, what the start took, and a line to try."""
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if config.ssl_certfile is None else "https"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     info = llm.info
     if llm.chat_template is not None:
         path, body = "chat/completions", CHAT

@@ -114,7 +114,8 @@ class Pool:
 def connect_fault(error: OSError) -> str:
     """Why there was no connection, in words that are the same each time."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"{NO_CONNECTION}: the certificate is not trusted ({error.verify_message})"
+        why = error.verify_message
+        return f"{NO_CONNECTION}: the certificate is not trusted ({why}): name its authority with --ca-file"
     if is_without_tls(error):
         return f"{NO_CONNECTION}: it does not speak TLS (https), try http://"
     if isinstance(error, ssl.SSLError):

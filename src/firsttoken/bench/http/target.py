@@ -8,20 +8,23 @@ from urllib.parse import urlsplit
 
 from firsttoken.core.address import how_to_write
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.tls import client_context
 
 
 @dataclass(frozen=True)
 class Target:
-    """``base`` is the path that all routes lie below, ``/v1`` by default."""
+    """``base`` is the path that all routes lie below, ``/v1`` by default. ``ca_file``: whose certificates are trusted
+    alone, None for the system's."""
 
     host: str
     port: int
     base: str
     tls: bool
     verify: bool = True
+    ca_file: str | None = None
 
     @classmethod
-    def parse(cls, url: str, *, verify: bool = True) -> Target:
+    def parse(cls, url: str, *, verify: bool = True, ca_file: str | None = None) -> Target:
         """From ``http(s)://HOST[:PORT][/v1]``. Raises `ConfigError`."""
         try:
             parts = urlsplit(url)
@@ -41,7 +44,7 @@ class Target:
         if not base.isascii() or any(character <= " " for character in base):
             raise ConfigError(f"{url!r:.200} has a path that must be percent-encoded")
         tls = parts.scheme == "https"
-        return cls(parts.hostname, port or (443 if tls else 80), base or "/v1", tls, verify)
+        return cls(parts.hostname, port or (443 if tls else 80), base or "/v1", tls, verify, ca_file)
 
     @property
     def url(self) -> str:
@@ -53,13 +56,8 @@ class Target:
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
     def tls_context(self) -> ssl.SSLContext | None:
-        if not self.tls:
-            return None
-        context = ssl.create_default_context()
-        if not self.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
+        """Raises `ConfigError` for a ``ca_file`` that holds no certificates."""
+        return client_context(self.ca_file, verify=self.verify) if self.tls else None
 
     def head(self, method: str, route: str, api_key: str | None) -> bytes:
         """A request's head up to what depends on its body. Raises `ConfigError` for a key that no header can hold."""

@@ -1,4 +1,4 @@
-"""Certificates, made when they are needed."""
+"""A certificate, made when it is needed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import pytest
 
 @dataclass(frozen=True)
 class Certificate:
-    """A self-signed one for localhost, and a server's context with it."""
+    """A self-signed one for localhost and 127.0.0.1, and a server's context with it."""
 
     file: Path
     key: Path
     context: ssl.SSLContext
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+def make_certificate(folder: Path) -> Certificate:
+    """Skips the test where there is no openssl to make it."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not here to make a certificate")
-    folder = tmp_path_factory.mktemp("certificate")
     key, file = folder / "key.pem", folder / "certificate.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(file)]
