@@ -19,9 +19,10 @@ from firsttoken.quantization.on_load import quantized, round_groups
 EXACT, ROUNDED, EIGHT_BITS = 2**-7, 2**-6, 2**-3
 
 
-def random_int4(n: int, k: int, group: int, *, scale: float = 0.1) -> PackedWeight:
+def random_int4(n: int, k: int, group: int, *, scale: float = 0.1, zeros: bool = False) -> PackedWeight:
     values = torch.randint(-8, 8, (n, k), dtype=torch.int8)
-    return pack_int4(values, (torch.rand(n, k // group) * scale).bfloat16())
+    points = torch.randint(-8, 8, (n, k // group), dtype=torch.int8) if zeros else None
+    return pack_int4(values, (torch.rand(n, k // group) * scale).bfloat16(), points)
 
 
 def random_fp8(n: int, k: int) -> PackedWeight:
@@ -46,6 +47,14 @@ def test_int4_is_unpacked_as_it_was_packed(group: int) -> None:
     assert torch.equal(unpack(weight), values.float() * scales.float().repeat_interleave(group, 1))
     like = empty_packed("int4", 40, 384, group, torch.device("cpu"))
     assert (like.words.shape, like.scales.shape) == (weight.words.shape, weight.scales.shape)
+    zeros = torch.randint(-8, 8, (40, 384 // group), dtype=torch.int8)
+    shifted = pack_int4(values, scales, zeros)
+    meant = (values - zeros.repeat_interleave(group, 1)).float() * scales.float().repeat_interleave(group, 1)
+    assert torch.equal(unpack(shifted), meant)
+    like = empty_packed("int4", 40, 384, group, torch.device("cpu"), zeros=True)
+    assert like.zeros is not None
+    assert like.zeros.shape == shifted.scales.shape
+    assert like.nbytes == shifted.nbytes
 
 
 def test_scales_that_do_not_fit_are_refused() -> None:
@@ -71,6 +80,23 @@ def test_int4_product(m: int, n: int, k: int, group: int, config: PackedConfig) 
     out = torch.empty(m, n, dtype=torch.bfloat16)
     run(x, weight, config, out)
     close(out, x.double() @ unpack(weight).double().T, EXACT)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "group", "config"),
+    [
+        (3, 24, 288, 32, PackedConfig(2, 1)),
+        (2, 20, 448, 64, PackedConfig(1, 2)),
+        (11, 16, 384, 128, PackedConfig(1, 1, 16, ahead=2)),
+        (19, 16, 160, 32, PackedConfig(1, 1, 32)),
+        (17, 12, 256, 128, PackedConfig(1, 1, 32)),
+    ],
+)
+def test_int4_product_with_zero_points(m: int, n: int, k: int, group: int, config: PackedConfig) -> None:
+    x, weight = torch.randn(m, k).bfloat16(), random_int4(n, k, group, zeros=True)
+    out = torch.empty(m, n, dtype=torch.bfloat16)
+    run(x, weight, config, out)
+    close(out, x.double() @ unpack(weight).double().T, EXACT if m <= 16 else ROUNDED)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +129,10 @@ def test_zero_and_huge_scales() -> None:
     scales = torch.tensor([[0.0, 2.0**100], [2.0**-100, 1.0]]).repeat(8, 1)
     x = torch.ones(1, 256).bfloat16()
     out = torch.empty(1, 16, dtype=torch.bfloat16)
-    weight = pack_int4(values, scales)
-    run(x, weight, PackedConfig(1, 1), out)
-    close(out, x.double() @ unpack(weight).double().T, EXACT)
+    for zeros in (None, torch.tensor([[-8, 7]], dtype=torch.int8).expand(16, 2)):
+        weight = pack_int4(values, scales, zeros)
+        run(x, weight, PackedConfig(1, 1), out)
+        close(out, x.double() @ unpack(weight).double().T, EXACT)
 
 
 @pytest.mark.parametrize("format", ["int4", "fp8"])
@@ -141,9 +168,9 @@ def test_epilogues(format: str) -> None:
     assert torch.equal(tops[1].gather(1, winner[:, None])[:, 0].long(), index)
 
 
-@pytest.mark.parametrize("format", ["int4", "fp8"])
+@pytest.mark.parametrize("format", ["int4", "int4 with zero points", "fp8"])
 def test_many_rows_in_fp8(format: str) -> None:
-    weight = random_int4(40, 288, 32) if format == "int4" else random_fp8(32, 288)
+    weight = random_fp8(32, 288) if format == "fp8" else random_int4(40, 288, 32, zeros="zero" in format)
     x = torch.randn(5, 288).bfloat16()
     scratch = torch.empty(40 * 288, dtype=torch.uint8)
     matrix, scales = as_fp8(weight, scratch)

@@ -18,12 +18,14 @@ def _text(lines: list[str]) -> tl.constexpr:
     return tl.constexpr("{\n" + "\n".join(lines) + "\n}")
 
 
-def _int4(scaled: bool) -> tl.constexpr:
+def _int4(*, shifted: bool, scaled: bool) -> tl.constexpr:
     """Four words as registers of rows g and g + 8 (two columns), then of both again (the other two): 16 results.
 
-    Exact: the bits of 128 + nibble, less 136. ``scaled``: times what follows the words, rounded.
+    Exact: the bits of 128 + nibble, less 136 or, ``shifted``, what follows the words: 128 + zero point for row g and
+    for row g + 8. ``scaled``: times what follows then, rounded.
     """
     lines = [".reg .b32 s, m;", "mov.b32 m, 0x43084308;"]
+    scales = 28 if shifted else 20
     for word in range(4):
         for nibble in range(4):
             result = f"${4 * nibble + word}"
@@ -32,9 +34,10 @@ def _int4(scaled: bool) -> tl.constexpr:
                 lines.append(f"shr.u32 s, {source}, {4 * nibble};")
                 source = "s"
             lines.append(f"lop3.b32 {result}, {source}, 0x000f000f, 0x43004300, 0xea;")
-            lines.append(f"sub.rn.bf16x2 {result}, {result}, m;")
+            row = 4 * (nibble % 2) + word
+            lines.append(f"sub.rn.bf16x2 {result}, {result}, {f'${20 + row}' if shifted else 'm'};")
             if scaled:
-                lines.append(f"mul.rn.bf16x2 {result}, {result}, ${20 + 4 * (nibble % 2) + word};")
+                lines.append(f"mul.rn.bf16x2 {result}, {result}, ${scales + row};")
     return _text(lines)
 
 
@@ -81,8 +84,10 @@ def _registers(results: int, kind: str, *inputs: tuple[int, str]) -> tl.constexp
     return tl.constexpr(",".join(listed))
 
 
-_UNPACK_INT4, _UNPACK_INT4_IN = _int4(scaled=False), _registers(16, "r", (4, "r"))
-_UNPACK_SCALED, _UNPACK_SCALED_IN = _int4(scaled=True), _registers(16, "r", (12, "r"))
+_UNPACK_INT4, _UNPACK_INT4_IN = _int4(shifted=False, scaled=False), _registers(16, "r", (4, "r"))
+_UNPACK_SCALED, _UNPACK_SCALED_IN = _int4(shifted=False, scaled=True), _registers(16, "r", (12, "r"))
+_UNPACK_SHIFTED, _UNPACK_SHIFTED_IN = _int4(shifted=True, scaled=False), _registers(16, "r", (12, "r"))
+_UNPACK_BOTH, _UNPACK_BOTH_IN = _int4(shifted=True, scaled=True), _registers(16, "r", (20, "r"))
 _UNPACK_FP8, _UNPACK_FP8_IN = _fp8(), _registers(8, "r", (4, "r"))
 _PAIRS, _PAIRS_IN = _pairs(), _registers(4, "r", (4, "r"))
 _MULTIPLY_0, _MULTIPLY_1 = _multiply(0), _multiply(1)
@@ -111,6 +116,33 @@ def unpack_scaled(w, s, t, PLAIN: tl.constexpr):
     else:
         return tl.inline_asm_elementwise(
             _UNPACK_SCALED, _UNPACK_SCALED_IN, [w, s, t],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def unpack_shifted(w, y, z, PLAIN: tl.constexpr):
+    """As `unpack_int4`, less the zero points of rows g and g + 8: ``[T, 4]`` of 128 more, two equal bfloat16 each."""
+    if PLAIN:
+        return _shifted(w, 0, y), _shifted(w, 4, z), _shifted(w, 8, y), _shifted(w, 12, z)
+    else:
+        return tl.inline_asm_elementwise(
+            _UNPACK_SHIFTED, _UNPACK_SHIFTED_IN, [w, y, z],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def unpack_shifted_scaled(w, y, z, s, t, PLAIN: tl.constexpr):
+    """As `unpack_shifted`, times the scales of rows g and g + 8."""
+    if PLAIN:
+        return (
+            _scaled(_shifted(w, 0, y), s), _scaled(_shifted(w, 4, z), t),
+            _scaled(_shifted(w, 8, y), s), _scaled(_shifted(w, 12, z), t),
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            _UNPACK_BOTH, _UNPACK_BOTH_IN, [w, y, z, s, t],
             dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=4,
         )  # fmt: skip
 
@@ -186,6 +218,12 @@ def _packed(low, high):
 @triton.jit
 def _nibbles(w, AT: tl.constexpr):
     return _packed(((w >> AT) & 15).to(tl.float32) - 8.0, ((w >> (AT + 16)) & 15).to(tl.float32) - 8.0)
+
+
+@triton.jit
+def _shifted(w, AT: tl.constexpr, z):
+    z0, z1 = pair(z)
+    return _packed(((w >> AT) & 15).to(tl.float32) + 128 - z0, ((w >> (AT + 16)) & 15).to(tl.float32) + 128 - z1)
 
 
 @triton.jit

@@ -5,7 +5,8 @@ that multiplies it, ``lane = 4 g + t``, holds rows g and g + 8 at four neighbour
 reads 16 bytes at a time: of 64 columns, a *block*. Of each 32 columns lane t of a group of four takes the t-th eight,
 in W and in x, so both are read 16 bytes at a time and nothing moves between lanes. ``words`` is int32 ``[tiles, K / 64,
 32 lanes, 4]``; ``scales`` bf16 ``[tiles, K / 256, 16 rows, 256 / group]``, so that a lane reads what it needs of 256
-columns in one load a row. Rows are padded to tiles and columns to 256 with zeros.
+columns in one load a row; ``zeros``, where groups have zero points, lies like it. Rows are padded to tiles and columns
+to 256 with zeros.
 
 FP8: as it comes, float8_e4m3fn ``[N, K]``, with float32 ``scales [N]``: a lane's bytes of a row are 16 in a line, and
 the vendor's library reads the same matrix where rows of x are many.
@@ -31,7 +32,10 @@ FP8_MAX = 448.0
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
     """``[n, k]`` weights. int4: ``group`` columns of a row share a scale, values are -8 to 7. FP8 (e4m3): one scale a
-    row, ``group`` is 0."""
+    row, ``group`` is 0.
+
+    ``zeros`` holds 136 more than each group's zero point of int4 values (-8 to 7), as bf16: what is taken from the 128
+    + nibble that values are unpacked to. None: all are 136."""
 
     format: PackedFormat
     n: int
@@ -40,6 +44,7 @@ class PackedWeight:
     words: Tensor
     scales: Tensor
     row_scales: Tensor | None = None  # of int4 when it is written as FP8, float32 [n]
+    zeros: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -47,8 +52,8 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        rows = 0 if self.row_scales is None else self.row_scales.nbytes
-        return self.words.nbytes + self.scales.nbytes + rows
+        more = sum(part.nbytes for part in (self.row_scales, self.zeros) if part is not None)
+        return self.words.nbytes + self.scales.nbytes + more
 
     @property
     def chunks(self) -> int:
@@ -60,15 +65,17 @@ class PackedWeight:
         return -(-self.n // TILE)
 
 
-def pack_int4(values: Tensor, scales: Tensor) -> PackedWeight:
-    """``values`` int8 ``[N, K]``, -8 to 7, and ``scales`` ``[N, K / group]``. Raises ValueError where they do not fit.
+def pack_int4(values: Tensor, scales: Tensor, zeros: Tensor | None = None) -> PackedWeight:
+    """``values`` int8 ``[N, K]``, -8 to 7, ``scales`` ``[N, K / group]`` and, of the same shape, the values that mean 0
+    (None: 0 does). Scales are rounded to bfloat16. Raises ValueError where they do not fit.
 
     Bits 0-3 and 16-19 of a word are row g's first two columns, 4-7 and 20-23 those of row g + 8, 8-11 and 24-27 row
     g's other two, 12-15 and 28-31 those of row g + 8; each is stored plus 8.
     """
     n, k = values.shape
     groups = scales.shape[1]
-    if groups == 0 or k % groups or k // groups not in GROUPS or scales.shape[0] != n:
+    fits = zeros is None or zeros.shape == scales.shape
+    if groups == 0 or k % groups or k // groups not in GROUPS or scales.shape[0] != n or not fits:
         raise ValueError(
             f"scales {list(scales.shape)} do not fit int4 weights {list(values.shape)}: one for each "
             f"{', '.join(map(str, GROUPS))} columns of a row is needed"
@@ -78,12 +85,26 @@ def pack_int4(values: Tensor, scales: Tensor) -> PackedWeight:
     words = torch.zeros(parts.shape[:6], dtype=torch.int32, device=values.device)
     for half, pair, column in product(range(2), repeat=3):
         words |= parts[..., half, pair, column].to(torch.int32) << (4 * half + 8 * pair + 16 * column)
-    each = CHUNK["int4"] // group
-    wide = _padded(scales.bfloat16(), each)
-    arranged = wide.view(-1, TILE, wide.shape[1] // each, each).permute(0, 2, 1, 3).contiguous()
     # A bound on each row's largest value, so that none is beyond what e4m3 holds.
-    rows = (scales.float().abs().amax(1) * (8 / FP8_MAX)).clamp_min(1e-30).contiguous()
-    return PackedWeight("int4", n, k, group, words.reshape(parts.shape[0], parts.shape[1], 32, 4), arranged, rows)
+    farthest = 8 if zeros is None else zeros.float().add(0.5).abs() + 7.5
+    rows = ((scales.float().abs() * farthest).amax(1) / FP8_MAX).clamp_min(1e-30).contiguous()
+    return PackedWeight(
+        "int4",
+        n,
+        k,
+        group,
+        words.reshape(parts.shape[0], parts.shape[1], 32, 4),
+        _arranged(scales.bfloat16(), group),
+        rows,
+        None if zeros is None else _arranged(zeros.bfloat16() + 136, group),
+    )
+
+
+def _arranged(scales: Tensor, group: int) -> Tensor:
+    """``[N, K / group]`` as lanes read them."""
+    each = CHUNK["int4"] // group
+    wide = _padded(scales, each)
+    return wide.view(-1, TILE, wide.shape[1] // each, each).permute(0, 2, 1, 3).contiguous()
 
 
 def pack_fp8(values: Tensor, scales: Tensor) -> PackedWeight:
@@ -97,15 +118,19 @@ def pack_fp8(values: Tensor, scales: Tensor) -> PackedWeight:
     return PackedWeight("fp8", n, k, 0, values, scales.float().contiguous())
 
 
-def empty_packed(format: PackedFormat, n: int, k: int, group: int, device: torch.device) -> PackedWeight:
-    """Room for weights of that size, such as they will be."""
+def empty_packed(
+    format: PackedFormat, n: int, k: int, group: int, device: torch.device, *, zeros: bool = False
+) -> PackedWeight:
+    """Room for weights of that size, such as they will be; ``zeros``: with zero points."""
     if format == "fp8":
         values = torch.empty((n, k), dtype=torch.float8_e4m3fn, device=device)
         return PackedWeight("fp8", n, k, 0, values, torch.empty(n, dtype=torch.float32, device=device))
     tiles, chunks = -(-n // TILE), -(-k // CHUNK["int4"])
     words = torch.empty((tiles, chunks * 4, 32, 4), dtype=torch.int32, device=device)
     scales = torch.empty((tiles, chunks, TILE, CHUNK["int4"] // group), dtype=torch.bfloat16, device=device)
-    return PackedWeight("int4", n, k, group, words, scales, torch.empty(n, dtype=torch.float32, device=device))
+    rows = torch.empty(n, dtype=torch.float32, device=device)
+    points = torch.empty(scales.shape, dtype=scales.dtype, device=device) if zeros else None
+    return PackedWeight("int4", n, k, group, words, scales, rows, points)
 
 
 def unpack(weight: PackedWeight) -> Tensor:
@@ -117,8 +142,15 @@ def unpack(weight: PackedWeight) -> Tensor:
     parts = _int4_parts(values)
     for half, pair, column in product(range(2), repeat=3):
         parts[..., half, pair, column] = ((words >> (4 * half + 8 * pair + 16 * column)) & 15).float() - 8
-    scales = weight.scales.float().permute(0, 2, 1, 3).reshape(len(values), -1)
-    return (values * scales.repeat_interleave(weight.group, 1))[: weight.n, : weight.k]
+    if weight.zeros is not None:
+        values -= _by_columns(weight.zeros - 136, weight)
+    return (values * _by_columns(weight.scales, weight))[: weight.n, : weight.k]
+
+
+def _by_columns(arranged: Tensor, weight: PackedWeight) -> Tensor:
+    """What `_arranged` has put in order, float32, one for each column."""
+    rows = arranged.shape[0] * TILE
+    return arranged.float().permute(0, 2, 1, 3).reshape(rows, -1).repeat_interleave(weight.group, 1)
 
 
 def _int4_parts(values: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def as_fp8(weight: PackedWeight, scratch: Tensor | None) -> tuple[Tensor, Tensor
     out = scratch[: n * k].view(torch.float8_e4m3fn).view(n, k)
     assert weight.row_scales is not None
     launch(
-        int4_to_fp8_kernel, (weight.tiles, weight.chunks), weight.words, weight.scales, weight.row_scales,
+        int4_to_fp8_kernel, (weight.tiles, weight.chunks), weight.words, weight.scales, weight.zeros, weight.row_scales,
         out.view(torch.int32), N=n, K=k, GROUP=weight.group, CHUNKS=weight.chunks, PLAIN=interpreted(),
         pdl=False, num_warps=4,
     )  # fmt: skip

@@ -57,6 +57,7 @@ def packed_linear(
         x.view(torch.int32),
         weight.words.view(torch.int32),
         weight.scales.view(torch.int32).view(-1) if weight.format == "int4" else weight.scales,
+        None if weight.zeros is None else weight.zeros.view(torch.int32).view(-1),
         *(out, residual, bias, next_gain, squares, scaled_out, ssq_out, values, indices),
         *(eps, inverse_width, m),
         pdl=pdl,

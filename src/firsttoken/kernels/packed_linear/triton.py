@@ -30,6 +30,8 @@ from firsttoken.kernels.packed_linear.instruction import (
     unpack_fp8,
     unpack_int4,
     unpack_scaled,
+    unpack_shifted,
+    unpack_shifted_scaled,
 )
 
 # ------------------------------------------------------------------- loads
@@ -47,7 +49,7 @@ def _load_words(words, at, live, MASKED: tl.constexpr):
 
 @triton.jit
 def _load_scales(scales, at, live, GROUP: tl.constexpr, MASKED: tl.constexpr):
-    """A row's scales of a chunk, two a register: 1, 2 or 4 registers."""
+    """A row's scales (or zero points) of a chunk, two a register: 1, 2 or 4 registers."""
     out = ()
     for i in tl.static_range(128 // GROUP):
         if MASKED:
@@ -59,10 +61,11 @@ def _load_scales(scales, at, live, GROUP: tl.constexpr, MASKED: tl.constexpr):
 
 @triton.jit
 def _load_chunk(
-    words, scales, tile, lane, chunk, K: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    CHUNKS: tl.constexpr, MASKED: tl.constexpr,
+    words, scales, zeros, tile, lane, chunk, K: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """What a lane needs of one chunk of a tile: four times 16 bytes, and for int4 the scales of its two rows."""
+    """What a lane needs of one chunk of a tile: four times 16 bytes, and for int4 the scales of its two rows and their
+    zero points, where there are any."""
     live = chunk < CHUNKS
     if FORMAT == "int4":
         at = (tile * CHUNKS + chunk) * 512 + lane * 4
@@ -72,7 +75,12 @@ def _load_chunk(
         EACH: tl.constexpr = 128 // GROUP
         place = ((tile * CHUNKS + chunk) * 16 + lane // 4) * EACH
         s = _load_scales(scales, place, live, GROUP, MASKED)
-        return w, s, _load_scales(scales, place + 8 * EACH, live, GROUP, MASKED)
+        t = _load_scales(scales, place + 8 * EACH, live, GROUP, MASKED)
+        if zeros is None:
+            return w, s, t, 0, 0
+        else:
+            y = _load_scales(zeros, place, live, GROUP, MASKED)
+            return w, s, t, y, _load_scales(zeros, place + 8 * EACH, live, GROUP, MASKED)
     else:
         # 64 columns of row g, the same of row g + 8, and once more.
         column = chunk * 128 + lane % 4 * 16
@@ -85,7 +93,7 @@ def _load_chunk(
             place = (mine.to(tl.int64) * K + column) // 4 + i // 2 * 16
             there = live & (column + i // 2 * 64 < K)
             w = w + (_load_words(words, place, there, MASKED or K % 128 != 0),)
-        return w, 0, 0
+        return w, 0, 0, 0, 0
 
 
 @triton.jit
@@ -120,18 +128,36 @@ def _twice(s, INDEX: tl.constexpr):
 
 
 @triton.jit
-def _unpacked(loaded, BLOCK: tl.constexpr, GROUP: tl.constexpr, EXACT: tl.constexpr, PLAIN: tl.constexpr):
+def _of_block(s, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """A row's scales (or zero points) for the four words of a block, ``[T, 4]``: its halves are words 0, 1 and 2, 3."""
+    if GROUP == 32:
+        first, second = _twice(s, 2 * BLOCK), _twice(s, 2 * BLOCK + 1)
+        return tl.where((tl.arange(0, 4) < 2)[None, :], first, second)
+    else:
+        return _twice(s, BLOCK * 64 // GROUP)
+
+
+@triton.jit
+def _unpacked(
+    loaded, BLOCK: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, EXACT: tl.constexpr, PLAIN: tl.constexpr
+):
     """Registers of W in a block of int4, for each half of its columns; scaled (and rounded) unless EXACT."""
-    w, s, t = loaded
-    if EXACT:
+    w, s, t, y, z = loaded
+    if ZEROS:
+        if EXACT:
+            a = unpack_shifted(w[BLOCK], _of_block(y, BLOCK, GROUP), _of_block(z, BLOCK, GROUP), PLAIN)
+            return a, a
+        else:
+            a = unpack_shifted_scaled(
+                w[BLOCK], _of_block(y, BLOCK, GROUP), _of_block(z, BLOCK, GROUP), _of_block(s, BLOCK, GROUP),
+                _of_block(t, BLOCK, GROUP), PLAIN,
+            )  # fmt: skip
+            return a, a
+    elif EXACT:
         a = unpack_int4(w[BLOCK], PLAIN)
         return a, a
-    elif GROUP == 32:
-        first = unpack_scaled(w[BLOCK], _twice(s, 2 * BLOCK), _twice(t, 2 * BLOCK), PLAIN)
-        return first, unpack_scaled(w[BLOCK], _twice(s, 2 * BLOCK + 1), _twice(t, 2 * BLOCK + 1), PLAIN)
     else:
-        INDEX: tl.constexpr = BLOCK * 64 // GROUP
-        a = unpack_scaled(w[BLOCK], _twice(s, INDEX), _twice(t, INDEX), PLAIN)
+        a = unpack_scaled(w[BLOCK], _of_block(s, BLOCK, GROUP), _of_block(t, BLOCK, GROUP), PLAIN)
         return a, a
 
 
@@ -166,8 +192,8 @@ def _multiply_rows(a, xs, sums, HALF: tl.constexpr, TW: tl.constexpr, PARTS: tl.
 
 @triton.jit
 def _chunk_int4(
-    loaded, x, lane, column, M, c, K: tl.constexpr, EDGE: tl.constexpr, GROUP: tl.constexpr, TW: tl.constexpr,
-    PARTS: tl.constexpr, EXACT: tl.constexpr, PLAIN: tl.constexpr,
+    loaded, x, lane, column, M, c, K: tl.constexpr, EDGE: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
+    TW: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     """256 columns. EXACT: a group is summed before it is scaled, else W is scaled and rounded to bfloat16, which
     needs half of the registers."""
@@ -175,7 +201,7 @@ def _chunk_int4(
     for block in tl.static_range(4):
         a = ()
         for u in tl.static_range(TW):
-            a = a + (_unpacked(loaded[u], block, GROUP, EXACT, PLAIN),)
+            a = a + (_unpacked(loaded[u], block, GROUP, ZEROS, EXACT, PLAIN),)
         for half in tl.static_range(2):
             xs = ()
             for part in tl.static_range(PARTS):
@@ -212,10 +238,10 @@ def _chunk_fp8(
 @triton.jit
 def _chunk(
     loaded, x, lane, column, M, c, K: tl.constexpr, EDGE: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    TW: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, PLAIN: tl.constexpr,
+    ZEROS: tl.constexpr, TW: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
     if FORMAT == "int4":
-        return _chunk_int4(loaded, x, lane, column, M, c, K, EDGE, GROUP, TW, PARTS, EXACT, PLAIN)
+        return _chunk_int4(loaded, x, lane, column, M, c, K, EDGE, GROUP, ZEROS, TW, PARTS, EXACT, PLAIN)
     else:
         return _chunk_fp8(loaded, x, lane, column, M, c, K, EDGE, TW, PARTS, PLAIN)
 
@@ -271,18 +297,18 @@ def _tiles(first, TW: tl.constexpr, RW: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit
 def _load_chunks(
-    words, scales, tiles, lane, chunk, K: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    CHUNKS: tl.constexpr, MASKED: tl.constexpr, TW: tl.constexpr,
+    words, scales, zeros, tiles, lane, chunk, K: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr, TW: tl.constexpr,
 ):  # fmt: skip
     out = ()
     for u in tl.static_range(TW):
-        out = out + (_load_chunk(words, scales, tiles[u], lane, chunk, K, N, FORMAT, GROUP, CHUNKS, MASKED),)
+        out = out + (_load_chunk(words, scales, zeros, tiles[u], lane, chunk, K, N, FORMAT, GROUP, CHUNKS, MASKED),)
     return out
 
 
 @triton.jit(do_not_specialize=["M"])
 def packed_linear_kernel(
-    x, words, scales, out, residual, bias, gain, squares_in, scaled, squares_out, best_value, best_index, eps,
+    x, words, scales, zeros, out, residual, bias, gain, squares_in, scaled, squares_out, best_value, best_index, eps,
     inverse_width, M,
     N: tl.constexpr, K: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
     RW: tl.constexpr, KW: tl.constexpr, TW: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr,
@@ -293,6 +319,7 @@ def packed_linear_kernel(
     BN: tl.constexpr = 16 * RW * TW
     PARTS: tl.constexpr = BM // 8
     EXACT: tl.constexpr = PARTS <= 2
+    ZEROS: tl.constexpr = zeros is not None
     COLUMNS: tl.constexpr = 256 if FORMAT == "int4" else 128  # of a chunk
     CHUNKS: tl.constexpr = (K - 1) // COLUMNS + 1
     SPAN: tl.constexpr = (CHUNKS - 1) // KW + 1  # chunks of a warp
@@ -311,9 +338,9 @@ def packed_linear_kernel(
     bias_tile = load_vector(bias, columns, N, BN)
     gain_tile = load_vector(gain, columns, N, BN)
     c = _zeros(T, TW * PARTS)
-    now = _load_chunks(words, scales, tiles, lane, first, K, N, FORMAT, GROUP, CHUNKS, MASKED, TW)
+    now = _load_chunks(words, scales, zeros, tiles, lane, first, K, N, FORMAT, GROUP, CHUNKS, MASKED, TW)
     if AHEAD == 2:
-        then = _load_chunks(words, scales, tiles, lane, first + 1, K, N, FORMAT, GROUP, CHUNKS, MASKED, TW)
+        then = _load_chunks(words, scales, zeros, tiles, lane, first + 1, K, N, FORMAT, GROUP, CHUNKS, MASKED, TW)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -323,16 +350,16 @@ def packed_linear_kernel(
         residual_tile = load_matrix(residual, rows, columns, M, N)
     column = first * COLUMNS
     for i in tl.range(AHEAD, SPAN, num_stages=1):
-        later = _load_chunks(words, scales, tiles, lane, first + i, K, N, FORMAT, GROUP, CHUNKS, MASKED, TW)
-        c = _chunk(now, x, lane, column, M, c, K, EDGE, FORMAT, GROUP, TW, PARTS, EXACT, PLAIN)
+        later = _load_chunks(words, scales, zeros, tiles, lane, first + i, K, N, FORMAT, GROUP, CHUNKS, MASKED, TW)
+        c = _chunk(now, x, lane, column, M, c, K, EDGE, FORMAT, GROUP, ZEROS, TW, PARTS, EXACT, PLAIN)
         column += COLUMNS
         if AHEAD == 2:
             now, then = then, later
         else:
             now = later
-    c = _chunk(now, x, lane, column, M, c, K, EDGE, FORMAT, GROUP, TW, PARTS, EXACT, PLAIN)
+    c = _chunk(now, x, lane, column, M, c, K, EDGE, FORMAT, GROUP, ZEROS, TW, PARTS, EXACT, PLAIN)
     if AHEAD == 2:
-        c = _chunk(then, x, lane, column + COLUMNS, M, c, K, EDGE, FORMAT, GROUP, TW, PARTS, EXACT, PLAIN)
+        c = _chunk(then, x, lane, column + COLUMNS, M, c, K, EDGE, FORMAT, GROUP, ZEROS, TW, PARTS, EXACT, PLAIN)
     acc = _gathered(c, TW, PARTS, RW, KW)
     if not EARLY_SQUARES:
         squares = load_squares(squares_in, rows, M, P, PP)

@@ -31,13 +31,13 @@ def quantize_rows_kernel(
 
 
 @triton.jit
-def _four_columns(word, scale, HALF: tl.constexpr, PLAIN: tl.constexpr):
+def _four_columns(word, scale, zero, HALF: tl.constexpr, PLAIN: tl.constexpr):
     """A lane's four columns of row g (HALF 0) or g + 8 of one instruction, as the bytes of a word."""
     bytes4 = tl.zeros_like(word)
     for i in tl.static_range(4):
         # Columns 0 and 1 are the first pair's two halves of the word, 2 and 3 the second pair's.
         nibble = (word >> (4 * HALF + 8 * (i // 2) + 16 * (i % 2))) & 15
-        value = (nibble - 8).to(tl.float32) * scale
+        value = (nibble.to(tl.float32) - zero) * scale
         bits = _e4m3(value, PLAIN).to(tl.uint8, bitcast=True).to(tl.int32)
         bytes4 |= bits << (8 * i)
     return bytes4
@@ -45,7 +45,7 @@ def _four_columns(word, scale, HALF: tl.constexpr, PLAIN: tl.constexpr):
 
 @triton.jit
 def int4_to_fp8_kernel(
-    words, scales, row_scales, out, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, CHUNKS: tl.constexpr,
+    words, scales, zeros, row_scales, out, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, CHUNKS: tl.constexpr,
     PLAIN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one tile: 512 words, 16 rows of 256 columns."""
@@ -60,9 +60,11 @@ def int4_to_fp8_kernel(
         local = lane // 4 + 8 * half
         row = tile * 16 + local
         there = (row < N) & (column < K)
-        scale = tl.load(scales + place * (16 * (256 // GROUP)) + local * (256 // GROUP) + inside // GROUP).to(
-            tl.float32
-        )
+        group = place * (16 * (256 // GROUP)) + local * (256 // GROUP) + inside // GROUP
+        scale = tl.load(scales + group).to(tl.float32)
+        zero = 8.0
+        if zeros is not None:
+            zero = tl.load(zeros + group).to(tl.float32) - 128
         scale /= tl.load(row_scales + row, mask=row < N, other=1.0)
-        bytes4 = _four_columns(word, scale, half, PLAIN)
+        bytes4 = _four_columns(word, scale, zero, half, PLAIN)
         tl.store(out + (row.to(tl.int64) * K + column) // 4, bytes4, mask=there)
