@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
     args = engine_args(options)
     began = time.monotonic()
-    text = _read(options.text)
+    text = read_text(options.text)
     head, tokens, guessed = _ask(args, text, options)
     result: dict[str, Any] = {
         **head,
@@ -116,7 +116,8 @@ def _record(model: str, reference: EngineArgs) -> dict[str, float]:
     return msgspec.structs.asdict(record(Path(model), reference, say))
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """UTF-8. Raises `ConfigError` for a file that cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

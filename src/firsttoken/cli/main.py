@@ -22,6 +22,7 @@ from firsttoken.cli import (
     generate,
     plan,
     pull,
+    quantize,
     replay,
     serve,
     simulate,
@@ -73,6 +74,7 @@ COMMANDS: tuple[Command, ...] = (
     frontier,
     plan,
     pull,
+    quantize,
     warm,
     version,
 )

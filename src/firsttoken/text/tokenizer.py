@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 import msgspec
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
 from firsttoken.checkpoint.model_config import TokenizerSpec
@@ -129,6 +129,17 @@ class Tokenizer:
         if prefix and ids and prefix[-1] == ids[0] == self.bos_id:
             prefix = prefix[:-1]
         return array("I", [*prefix, *ids, *self._suffix])
+
+    def to_json(self) -> str:
+        """A ``tokenizer.json`` that encodes as this does, what is put around a text included."""
+        backend = Backend.from_str(self._backend.to_str())
+        around = {name: index for index in (*self._prefix, *self._suffix) if (name := self._names[index]) is not None}
+        if around:
+            before, after = ([str(self._names[index]) for index in ids] for ids in (self._prefix, self._suffix))
+            backend.post_processor = processors.TemplateProcessing(
+                single=[*before, "$A", *after], special_tokens=list(around.items())
+            )
+        return backend.to_str()
 
     def boundaries(self, gaps: Sequence[str]) -> tuple[str, ...]:
         """The tokens before which a text may be cut and tokenised in pieces; see `boundaries.boundary_tokens`."""
