@@ -202,6 +202,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert all(layer["method"] in ("rtn", "gptq") and layer["mse"] > 0 for layer in said["layers"])
     assert said["bytes_before"] > said["bytes_after"] > 0
+    assert said["self_check"]["top1_agreement"] > 0.8
+    assert (tmp_path / "out" / "self_check.json").is_file()
     assert "quantizing full: 2/2, error of outputs up to" in shown.err
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == said["bytes_after"]
@@ -231,7 +233,19 @@ def test_what_cannot_be_done_is_said(
     source = write_model(tmp_path / "full")
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("too short")
-    command = ["quantize", str(source), "--scheme", "int4", "--out", "out", "--context", "40", "--tokens", "400"]
+    command = [
+        "quantize",
+        str(source),
+        "--scheme",
+        "int4",
+        "--out",
+        "out",
+        "--context",
+        "40",
+        "--tokens",
+        "400",
+        "--no-self-check",
+    ]
     assert main([*command, *more]) == 2
     assert words in capsys.readouterr().err
 

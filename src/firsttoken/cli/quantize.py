@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from firsttoken.cli.bench_options import add_results, hand_in
+from firsttoken.cli.bench_options import add_results, hand_in, say
 from firsttoken.cli.options import add_log_level, add_model_argument, positive_int
 from firsttoken.core.errors import ConfigError
 
@@ -75,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=positive_int, metavar="N", help="of the CPU that compute (default: all)")
     parser.add_argument("--offline", action="store_true", help="never fetch a model")
+    parser.add_argument(
+        "--self-check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="store what MODEL thinks of a few prompts, so that engines can tell a damaged folder (default: on)",
+    )
     add_results(parser)
     add_log_level(parser, "warning")
 
@@ -91,7 +97,8 @@ def run(options: argparse.Namespace) -> int:
     windows = _windows(options, checkpoint, tokenizer)
     device = _device(options)
     done = _quantize(options, checkpoint, tokenizer, windows, device)
-    result = _result(options, done, device, windows.size, time.monotonic() - began)
+    checked = _record(options, device) if options.self_check else None
+    result = _result(options, done, device, windows.size, time.monotonic() - began) | {"self_check": checked}
     hand_in(options, result, _lines(result))
     return 0
 
@@ -136,6 +143,22 @@ def _quantize(
         return quantize(checkpoint, order, options.out, text, lambda index, figures: update(index + 1, _note(figures)))
 
 
+def _record(options: argparse.Namespace, device: str) -> dict[str, float]:
+    """What the folder's own engine makes of the prompts, beside MODEL in full."""
+    from firsttoken.bench.self_check import record
+    from firsttoken.core.engine_args import EngineArgs
+
+    reference = EngineArgs(
+        model=options.model,
+        quantization="none",
+        dtype="float32" if device == "cpu" else "auto",
+        device=device,
+        threads=options.threads,
+        offline=options.offline,
+    )
+    return msgspec.structs.asdict(record(options.out, reference, say))
+
+
 def _note(figures: tuple[LayerFigures, ...]) -> str:
     """Of one layer: its relative errors, and by which methods."""
     worst = max(figures, key=lambda figure: figure.relative)
@@ -173,4 +196,14 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"mean, {max(relative):.2%} at most",
         f"{result['bytes_before'] / 1e6:.1f} MB before, {result['bytes_after'] / 1e6:.1f} MB after, in "
         f"{result['wall_s']:.0f} s",
+        *_checked(result["self_check"]),
+    ]
+
+
+def _checked(figures: dict[str, float] | None) -> list[str]:
+    if figures is None:
+        return []
+    return [
+        f"self-check: the same likeliest token as in full at {figures['top1_agreement']:.2%} of "
+        f"{figures['tokens']} positions, KL {figures['kl']:.5f} nats"
     ]
