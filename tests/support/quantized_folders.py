@@ -131,16 +131,17 @@ def write_folder(
     full: tuple[str, ...] = ("lm_head",),
     hidden: int = 64,
     inner: int = 96,
+    layers: int = 2,
     change: Callable[[dict[str, Tensor]], None] | None = None,
 ) -> dict[str, Tensor]:
-    """A two-layer Llama in ``folder`` whose linears, but for those named in ``full``, are ``writer``'s; gives the
+    """A Llama in ``folder`` whose linears, but for those named in ``full``, are ``writer``'s; gives the
     tensors in full that they mean, float64. ``change`` may damage the file's tensors before they are written."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": VOCABULARY,
         "hidden_size": hidden,
         "intermediate_size": inner,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
@@ -149,7 +150,7 @@ def write_folder(
     }
     if quantization is not None:
         config["quantization_config"] = quantization
-    shapes = _shapes(hidden, inner)
+    shapes = _shapes(hidden, inner, layers)
     random = np.random.default_rng(7)
     stored: dict[str, Tensor] = {}
     meant: dict[str, Tensor] = {}
@@ -171,7 +172,7 @@ def write_folder(
     return meant
 
 
-def _shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+def _shapes(hidden: int, inner: int, layers: int) -> dict[str, tuple[int, ...]]:
     from firsttoken.checkpoint.shapes import tensor_shapes
 
     return tensor_shapes(
@@ -179,7 +180,7 @@ def _shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
             vocab_size=VOCABULARY,
             hidden_size=hidden,
             intermediate_size=inner,
-            num_layers=2,
+            num_layers=layers,
             num_heads=4,
             num_kv_heads=2,
             head_dim=hidden // 4,

@@ -27,7 +27,7 @@ def weight_bytes(checkpoint: Checkpoint, quantization: str, dtype: str) -> int |
     None for a ``quantization`` whose stored size is not known here.
     """
     if quantization in ROUNDED_BITS:
-        return _rounded(checkpoint, quantization)
+        return _rounded(checkpoint, quantization) if checkpoint.config.quantized is None else _as_stored(checkpoint)
     if quantization not in ("none", "packed") or dtype not in _BYTES:
         return None
     tied = checkpoint.config.tie_word_embeddings
@@ -51,6 +51,20 @@ def _rounded(checkpoint: Checkpoint, quantization: str) -> int:
     infos.pop(_EMBEDDING, None)
     matrices = sum(info.num_elements for info in infos.values() if len(info.shape) == 2)
     return head + matrices * ROUNDED_BITS[quantization] // 8
+
+
+def _as_stored(checkpoint: Checkpoint) -> int:
+    """Of a file that is rounded already: what it holds in full is read in bfloat16, as are integers of eight bits."""
+    config, infos = checkpoint.config, dict(checkpoint.tensors.infos())
+    if not config.tie_word_embeddings:
+        infos.pop(_EMBEDDING)
+    elif _HEAD in infos:
+        infos.pop(_HEAD)
+    return sum(
+        info.num_elements * ROUNDED_BITS.get(info.rounded.format if info.rounded else "", 16) // 8
+        for info in infos.values()
+        if len(info.shape) == 2
+    )
 
 
 def kv_bytes(info: EngineInfo, batch: int, input_tokens: int, output_tokens: int) -> float:

@@ -42,6 +42,7 @@ class DevicePolicy:
     no limit). ``budget`` makes what decides the prompt tokens of each step, of a model of step times that
     begins at ``roof`` and ``sizes``, what steps are padded to. ``in_flight`` is as in `EngineConfig`.
     ``fixed_memory`` bytes are kept for what the device's libraries take.
+    ``rounded``: formats of a file's weights that are computed with as they are stored.
     ``max_in_flight`` steps can be submitted without waiting. ``deterministic``: `EngineArgs.deterministic` can be
     honoured. ``row_gain``: by ``quantization``, how many times as fast a step of few rows is, where prompts are not.
     """
@@ -56,6 +57,7 @@ class DevicePolicy:
     max_in_flight: int = 64
     deterministic: bool = False
     row_gain: Mapping[str, float] = field(default_factory=dict)
+    rounded: tuple[str, ...] = ()
 
 
 class Device(Protocol):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.model_config import ModelConfig
+from firsttoken.checkpoint.quantized.scheme import FORMATS, is_linear
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.kv_format import KVFormat
@@ -19,7 +20,7 @@ from firsttoken.engine.affinity import check_core
 from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.executor.config import ExecutorConfig
-from firsttoken.executor.memory_plan.weights import ROUNDED_BITS, plan_weights
+from firsttoken.executor.memory_plan.weights import FUSED, ROUNDED_BITS, plan_weights
 from firsttoken.kvcache.disk import DiskConfig
 from firsttoken.kvcache.eviction import make_policy
 from firsttoken.kvcache.host import available_memory, host_blocks
@@ -70,7 +71,7 @@ def resolve(
             f"deterministic is not offered on device {device.kind!r}: leave it out (on the CPU, --quantization none "
             "--dtype float32 gives equal tokens in any batch, though not equal bits)"
         )
-    weights = device.choose_weights(args.quantization, args.dtype)
+    weights = _choose_weights(args, checkpoint, device, log)
     for option in ("quantization", "dtype"):
         if getattr(args, option) == "auto":
             log.chose(option, getattr(weights, option), weights.why)
@@ -120,6 +121,29 @@ def resolve(
         disk=_disk(args),
         eviction=args.kv_eviction,
     )
+
+
+def _choose_weights(args: EngineArgs, checkpoint: Checkpoint, device: Device, log: _Log) -> WeightChoice:
+    """Weights that a file has rounded stay as they are where the device can compute so; they are never rounded again.
+    "none" computes with them in full anywhere."""
+    scheme = checkpoint.config.quantized
+    if scheme is None:
+        return device.choose_weights(args.quantization, args.dtype)
+    matrices = [name for name, info in checkpoint.tensors.infos().items() if len(info.shape) == 2]
+    stored, linears = scheme.main_format(matrices), sum(is_linear(name.removesuffix(".weight")) for name in matrices)
+    if args.quantization in FORMATS and args.quantization != stored:
+        raise ConfigError(
+            f"quantization {args.quantization!r}: the weights of {checkpoint.name} are stored as {stored} ({scheme}) "
+            "and are not rounded again; leave it out, or use --quantization none"
+        )
+    rounded = sum(scheme.of(name) is not None for name in matrices)
+    log.say(f"{rounded} of {linears} linears are stored by {scheme}")
+    kept = stored is not None and stored in device.policy.rounded
+    if args.quantization == "auto" and kept and (device.kind == "cpu" or checkpoint.config.architecture in FUSED):
+        assert stored is not None
+        chosen = device.choose_weights(stored, args.dtype)
+        return replace(chosen, why="what computes with the weights as they are stored")
+    return device.choose_weights(args.quantization, args.dtype)
 
 
 def _host_blocks(args: EngineArgs, kv_format: KVFormat) -> int:

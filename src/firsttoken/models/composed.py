@@ -104,7 +104,7 @@ def load_composed(checkpoint: Checkpoint, pool: KVPool, device: torch.device, li
 @torch.inference_mode()
 def outline_composed(config: ModelConfig, pool: KVPool, limits: Limits) -> ComposedDecoder:
     """The same decoder without weights, on torch's meta device, to compile its kernels."""
-    weights, device = OutlineWeights(expected_tensors(config)), torch.device("meta")
+    weights, device = OutlineWeights(expected_tensors(config), config.quantized), torch.device("meta")
     return _compose(build_decoder(config, weights, UnpackedMethod(torch.bfloat16, prepack=False), device), pool, limits)
 
 

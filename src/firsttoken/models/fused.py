@@ -6,7 +6,7 @@ above, one kernel adds and norms. After the last layer's KV is written only rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -307,6 +307,10 @@ class FusedDecoder:
 
     # ------------------------------------------------------------------ memory
 
+    def _layer_projections(self) -> Iterator[Projection]:
+        """Of all layers: a file may hold some in full and others rounded."""
+        return (projection for layer in self.layers for projection in layer.projections)
+
     def _new(self, rows: int, columns: int) -> Tensor:
         # Not by empty_like: on the meta device, where kernels are only compiled, it makes torch import its tracer, for
         # a second or more. So do products, which are left out there.
@@ -318,7 +322,7 @@ class FusedDecoder:
     def _make_workspace(self) -> Workspace:
         """Room for the projection that needs most, at any number of rows: all kernels share it, one after the other."""
         floats = tiles = 0
-        for projection in (*self.layers[0].projections, self.head):
+        for projection in (*self._layer_projections(), self.head):
             n = projection.weight.shape[0]
             for rows in BUCKET_ROWS.values():
                 config = self._config(projection, rows)
@@ -329,6 +333,6 @@ class FusedDecoder:
 
     def _make_scratch(self) -> Tensor | None:
         """Where int4 weights are FP8 for a product of many rows: one for all, which follow each other."""
-        weights = [p.weight for p in self.layers[0].projections]
+        weights = [p.weight for p in self._layer_projections()]
         sizes = [w.n * w.k for w in weights if isinstance(w, PackedWeight) and w.format == "int4"]
         return torch.empty(max(sizes), dtype=torch.uint8, device=self.embedding.device) if sizes else None

@@ -18,13 +18,15 @@ from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.kernels.paged_attention.params import QKNorm
 from firsttoken.kernels.rope import to_pair_order
 from firsttoken.models.attention import attention_specs, spec_of_layer
-from firsttoken.models.device_weights import DeviceWeights
+from firsttoken.models.device_weights import DeviceWeights, Matrix
 from firsttoken.models.fused import ChooseLinear, FusedDecoder, FusedLayer, Projection
 from firsttoken.models.load import model_weights
 from firsttoken.models.tensors import EMBEDDING, FINAL_NORM, HEAD, expected_tensors
 from firsttoken.models.upload import UploadedWeights, Uploader
-from firsttoken.models.weights import OutlineWeights
+from firsttoken.models.weights import OutlineWeights, Weights
+from firsttoken.quantization.as_stored import packed
 from firsttoken.quantization.on_load import quantized
+from firsttoken.quantization.rounded import RoundedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def load_fused(checkpoint: Checkpoint, pool: KVPool, device: torch.device, limit
         source = model_weights(
             checkpoint, torch.bfloat16, device, stored=lambda tensors: UploadedWeights(tensors, uploader)
         )
-        model = _build(checkpoint.config, DeviceWeights(source, device), pool, limits)
+        model = _build(checkpoint.config, _on_device(source, device, limits), pool, limits)
         if isinstance(source, UploadedWeights):
             source.check()
     return model
@@ -59,12 +61,14 @@ def load_fused(checkpoint: Checkpoint, pool: KVPool, device: torch.device, limit
 def outline_fused(config: ModelConfig, pool: KVPool, limits: Limits) -> FusedDecoder:
     """The same decoder without weights, on torch's meta device, to compile its kernels: of layers that launch the same
     ones two are kept (the first starts from offset 0, which could compile differently)."""
-    model = _build(config, DeviceWeights(OutlineWeights(expected_tensors(config)), torch.device("meta")), pool, limits)
+    outline = OutlineWeights(expected_tensors(config), config.quantized)
+    model = _build(config, _on_device(outline, torch.device("meta"), limits), pool, limits)
     kinds: dict[object, int] = {}
     kept = []
     for layer in model.layers:
         attention = layer.attention
-        kind = (id(attention.spec), attention.window, attention.qk_norm is None)
+        weights = tuple(_kernels_of(projection.weight) for projection in layer.projections)
+        kind = (id(attention.spec), attention.window, attention.qk_norm is None, weights)
         kinds[kind] = kinds.get(kind, 0) + 1
         if kinds[kind] <= 2:
             kept.append(layer)
@@ -72,11 +76,21 @@ def outline_fused(config: ModelConfig, pool: KVPool, limits: Limits) -> FusedDec
     return model
 
 
+def _on_device(source: Weights, device: torch.device, limits: Limits) -> DeviceWeights:
+    return DeviceWeights(source, device, keep_rounded=limits.quantization != "none")
+
+
+def _kernels_of(weight: Tensor | PackedWeight) -> object:
+    """What of a weight decides which kernels multiply it, beside its size."""
+    return (weight.format, weight.group, weight.zeros is None) if isinstance(weight, PackedWeight) else None
+
+
 def _build(config: ModelConfig, weights: DeviceWeights, pool: KVPool, limits: Limits) -> FusedDecoder:
     specs = attention_specs(config, str(weights.device))
-    embedding = weights.matrix(EMBEDDING)
+    embedding = weights.table(EMBEDDING)
     head = embedding if config.tie_word_embeddings else weights.matrix(HEAD)
-    pack = Packer(limits.quantization)
+    # What a quantized file holds in full was to stay so.
+    pack = Packer("none" if config.quantized is not None else limits.quantization)
     return FusedDecoder(
         config=config,
         embedding=embedding,
@@ -94,20 +108,26 @@ def _build(config: ModelConfig, weights: DeviceWeights, pool: KVPool, limits: Li
 
 
 class Packer:
-    """Rounds weights as they come, so that those in full are never all there."""
+    """Rounds weights as they come, so that those in full are never all there; those that are rounded already are laid
+    out as they are."""
 
     def __init__(self, quantization: str) -> None:
         self._format: PackedFormat | None = None if quantization == "none" else cast(PackedFormat, quantization)
 
-    def __call__(self, weight: Tensor, name: str) -> Tensor | PackedWeight:
+    def __call__(self, weight: Matrix, name: str) -> Tensor | PackedWeight:
         """Raises `ConfigError` for a size that the kernels do not take."""
-        if self._format is None:
+        if self._format is None and isinstance(weight, Tensor):
             return weight
-        if len(weight) % 16:  # the vendor's library wants it so
-            raise ConfigError(f"{name} has {len(weight)} rows, no multiple of 16: use --quantization none")
+        if weight.shape[0] % 16:  # the vendor's library wants it so
+            raise ConfigError(f"{name} has {weight.shape[0]} rows, no multiple of 16: use --quantization none")
+        if isinstance(weight, RoundedWeight):
+            return packed(weight, name)
+        assert self._format is not None
         return quantized(weight, self._format, name)
 
-    def head(self, weight: Tensor) -> Tensor | PackedWeight:
+    def head(self, weight: Matrix) -> Tensor | PackedWeight:
+        if isinstance(weight, RoundedWeight):
+            return packed(weight, HEAD)
         return weight if self._format is None else quantized(weight, "fp8", HEAD)
 
 

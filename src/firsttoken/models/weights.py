@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from firsttoken.checkpoint.checkpoint import Bytes, TensorSource
+from firsttoken.checkpoint.quantized.scheme import QuantScheme
 from firsttoken.quantization import StoredTensor
 from firsttoken.quantization.read_rounded import rounded_weight
+from firsttoken.quantization.rounded import VALUE_DTYPES, RoundedWeight
 
 # Made-up weights repeat one run of numbers. Its length is prime, so that no two rows of a matrix line up.
 _RUN = 1_000_003
@@ -95,13 +97,26 @@ class RandomWeights:
 
 
 class OutlineWeights:
-    """Shapes without numbers, on torch's meta device."""
+    """Shapes without numbers, on torch's meta device; linears that ``quantized`` names are rounded."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], quantized: QuantScheme | None = None) -> None:
         self._shapes = shapes
+        self._quantized = quantized
 
     def matrix(self, name: str) -> StoredTensor:
-        return StoredTensor.dense(name, torch.empty(self._shapes[name], dtype=torch.bfloat16, device="meta"))
+        scheme = None if self._quantized is None else self._quantized.of(name)
+        if scheme is None:
+            return StoredTensor.dense(name, torch.empty(self._shapes[name], dtype=torch.bfloat16, device="meta"))
+        n, k = self._shapes[name]
+        shape = (n, k // scheme.group) if scheme.group else (n,)
+        weight = RoundedWeight(
+            scheme.format,
+            torch.empty((n, k), dtype=VALUE_DTYPES[scheme.format], device="meta"),
+            torch.empty(shape, dtype=torch.float32, device="meta"),
+            scheme.group,
+            torch.empty(shape, dtype=torch.int8, device="meta") if scheme.zeros else None,
+        )
+        return StoredTensor.of_rounded(name, weight)
 
     def vector(self, name: str) -> Tensor:
         return torch.empty(self._shapes[name], dtype=torch.float32, device="meta")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from firsttoken.core.errors import ConfigError
+from firsttoken.kernels.packed_linear.config import int4_group
 from firsttoken.kernels.packed_linear.layout import (
     FP8_MAX,
     GROUPS,
@@ -26,7 +27,7 @@ _ELEMENTS_AT_ONCE = 1 << 22
 def quantized(weight: Tensor, format: PackedFormat, name: str) -> PackedWeight:
     """``weight`` ``[N, K]`` in the format. Raises `ConfigError` with ``name`` where its columns do not fit groups."""
     n, k = weight.shape
-    group = next((size for size in reversed(GROUPS) if k % size == 0), 0)
+    group = int4_group(k)
     if group == 0:
         raise ConfigError(
             f"{name} is {n} x {k}: {format} weights need columns in groups of {GROUPS[0]}; use --quantization none"

@@ -13,6 +13,7 @@ Format = Literal["int4", "int8", "fp8"]
 # Which tensors a linear has: `quantized.tensors` lists them.
 Layout = Literal["words", "plain", "gptq", "gptq_v2", "awq"]
 BITS: dict[Format, int] = {"int4": 4, "int8": 8, "fp8": 8}
+FORMATS = tuple(BITS)
 REGEX = "re:"
 CLASS = "Linear"
 

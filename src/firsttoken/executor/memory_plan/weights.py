@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from firsttoken.checkpoint.checkpoint import Checkpoint, TensorInfo
+from firsttoken.checkpoint.quantized.scheme import LinearScheme
+from firsttoken.kernels.packed_linear.config import CHUNK_COLUMNS, TILE, int4_group
 
 # Whose layers the GPU's fused kernels compute (`models.registry.Family.fused`, which a test compares).
 FUSED = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
-# What GPUs round weights to while they are loaded.
+# What GPUs round weights to while they are loaded, or keep as a file has them.
 ROUNDED_BITS = {"int4": 4, "fp8": 8}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -42,9 +44,12 @@ class WeightPlan:
 
 @dataclass(frozen=True)
 class _Matrix:
+    """``rounded``: how the file stores it, or how it will be rounded."""
+
     type: str
     rows: int
     columns: int
+    rounded: LinearScheme | None = None
 
     @property
     def elements(self) -> int:
@@ -59,20 +64,31 @@ def plan_weights(checkpoint: Checkpoint, device: str, dtype: str, quantization: 
         infos.pop(HEAD, None)
     drawn = "F32" if dtype == "float32" else "BF16"
     matrices = {
-        name: _Matrix(drawn if random else info.type, *info.shape) for name, info in infos.items() if _is_matrix(info)
+        name: _Matrix(drawn if random else info.type, info.shape[0], info.shape[1], info.rounded)
+        for name, info in infos.items()
+        if _is_matrix(info)
     }
     vectors = sum(info.num_elements for info in infos.values() if not _is_matrix(info))
     embedding = matrices.pop(EMBEDDING)
     head = matrices.pop(HEAD, None)
     joined = _join(matrices)
     element = ELEMENT_BYTES[dtype]
-    layers = sum(_linear_bytes(matrix, element, quantization) for matrix in joined)
     largest = element * max(matrix.elements for matrix in joined)
     if quantization in ROUNDED_BITS:
         last = head or embedding
-        ends = element * embedding.elements + _rounded_bytes(last, "fp8")
-        scratch = max(matrix.elements for matrix in joined) if quantization == "int4" else 0
+        # The head that was to be rounded on load is FP8; where a file says it is the embedding, there is one of both.
+        ends = element * embedding.elements
+        if config.quantized is None:
+            joined = [replace(matrix, rounded=_on_load(matrix, quantization)) for matrix in joined]
+            ends += _rounded_bytes(replace(last, rounded=_on_load(last, "fp8")), element)
+        elif head is not None:
+            ends += _rounded_bytes(head, element)
+        layers = sum(_rounded_bytes(matrix, element) for matrix in joined)
+        scratch = max(
+            (matrix.elements for matrix in joined if matrix.rounded and matrix.rounded.format == "int4"), default=0
+        )
         return WeightPlan(4 * vectors + ends + layers + scratch, layers, max(largest, last.elements), 0, 0)
+    layers = sum(_linear_bytes(matrix, element, quantization) for matrix in joined)
     if device != "cpu" and config.architecture in FUSED:
         ends = element * (embedding.elements + (0 if head is None else head.elements))
     else:
@@ -100,30 +116,41 @@ def _table_bytes(matrix: _Matrix, element: int) -> int:
         return matrix.elements * _FLOATS[matrix.type]
     if matrix.type in _ROW_TYPES:
         return matrix.elements // _GROUP * {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[matrix.type]
+    if matrix.rounded is not None:
+        # A byte a value; scales of two or four, and a byte for a zero point.
+        return matrix.elements + matrix.elements // (matrix.rounded.group or matrix.columns) * 5
     return matrix.elements * element
 
 
 def _linear_bytes(matrix: _Matrix, element: int, quantization: str) -> int:
-    """Rounded; else in full, and beside it, where weights are packed and it fits the 4-bit product, half a byte an
-    element with a scale and a zero (bfloat16) for each group."""
-    if quantization in ROUNDED_BITS:
-        return _rounded_bytes(matrix, quantization)
+    """In full, and beside it, where weights are packed and it fits the 4-bit product, half a byte an element with a
+    scale and a zero (bfloat16) for each group."""
     packs = matrix.type in _FOUR_BIT and matrix.rows % 16 == 0 and matrix.columns % _GROUP == 0
     packed = matrix.elements // 2 + matrix.elements // _GROUP * 4 if quantization == "packed" and packs else 0
     return matrix.elements * element + packed
 
 
-def _rounded_bytes(matrix: _Matrix, quantization: str) -> int:
-    """Values, and their scales: bfloat16 for each group of int4, and float32 for each row."""
-    scales = 4 * matrix.rows
+def _on_load(matrix: _Matrix, quantization: str) -> LinearScheme:
+    """What `quantization.on_load` makes of it."""
     if quantization == "int4":
-        scales += 2 * matrix.elements // int4_group(matrix.columns)
-    return matrix.elements * ROUNDED_BITS[quantization] // 8 + scales
+        return LinearScheme("int4", int4_group(matrix.columns), False, "words")
+    return LinearScheme("fp8", 0, False, "plain")
 
 
-def int4_group(columns: int) -> int:
-    """The columns that share a scale (`quantization.on_load.quantized`, which a test compares)."""
-    return next((size for size in (128, 64) if columns % size == 0), _GROUP)
+def _rounded_bytes(matrix: _Matrix, element: int) -> int:
+    """Values and scales: bfloat16 for each group of int4, and for its zero point, and float32 for each row. In full
+    where there are no kernels for what it is."""
+    scheme = matrix.rounded
+    if scheme is None or scheme.format not in ROUNDED_BITS:
+        return element * matrix.elements
+    row_scales = 4 * matrix.rows
+    if scheme.format == "fp8":
+        return matrix.elements + row_scales
+    # Whole tiles of rows and chunks of columns.
+    chunk = CHUNK_COLUMNS["int4"]
+    elements = -(-matrix.rows // TILE) * TILE * -(-matrix.columns // chunk) * chunk
+    group = int4_group(scheme.group or matrix.columns) or _GROUP
+    return elements // 2 + elements // group * (4 if scheme.zeros else 2) + row_scales
 
 
 def _join(matrices: Mapping[str, _Matrix]) -> list[_Matrix]:
@@ -139,7 +166,12 @@ def _join(matrices: Mapping[str, _Matrix]) -> list[_Matrix]:
 
 
 def _stack(parts: Iterable[_Matrix]) -> _Matrix:
-    """A mixture of types is not packed any more."""
+    """A mixture of types is not packed any more, and one of groups or formats not rounded."""
     parts = list(parts)
     types = {part.type for part in parts}
-    return _Matrix(types.pop() if len(types) == 1 else "F32", sum(part.rows for part in parts), parts[0].columns)
+    schemes = {part.rounded and (part.rounded.format, part.rounded.group) for part in parts}
+    rounded = parts[0].rounded if len(schemes) == 1 else None
+    if rounded is not None and any(part.rounded and part.rounded.zeros for part in parts):
+        rounded = LinearScheme(rounded.format, rounded.group, True, rounded.layout)
+    rows = sum(part.rows for part in parts)
+    return _Matrix(types.pop() if len(types) == 1 else "F32", rows, parts[0].columns, rounded)

@@ -48,6 +48,11 @@ class PackedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"{self} divides a row of {chunks} chunks too finely")
 
 
+def int4_group(columns: int) -> int:
+    """The columns that share a scale where ``columns`` may: 128 or the most that divide them, 0 where none do."""
+    return next((size for size in (128, 64, 32) if columns % size == 0), 0)
+
+
 def default_config(n: int, k: int, rows: int, format: str) -> PackedConfig:
     """A good division where none was measured: some 1,500 warps or more, each with two chunks at least."""
     tiles, chunks = -(-n // TILE), -(-k // CHUNK_COLUMNS[format])
