@@ -34,9 +34,10 @@ def load_model(
 ) -> DecoderModel:
     """Read, check and pack all weights.
 
-    ``dtype`` "float32" or "bfloat16"; ``quantization`` "none" (weights dequantised to ``dtype``) or "packed" (4-bit
-    weights stay 4-bit for few rows, needs bfloat16); ``threads`` sets torch's compute threads for the process. Raises
-    `ConfigError` for a value that cannot be honoured and `CheckpointError` for tensors that do not fit the config.
+    ``dtype`` "float32" or "bfloat16"; ``quantization`` "none" (weights dequantised to ``dtype``), "packed" (4-bit
+    weights stay 4-bit for few rows), "int8" or "int4" (rounded), all but "none" in bfloat16; ``threads`` sets torch's
+    compute threads for the process. Raises `ConfigError` for a value that cannot be honoured and `CheckpointError` for
+    tensors that do not fit the config.
     """
     if device != "cpu":
         raise ConfigError(f"device {device!r} is not supported: models run on 'cpu'")
@@ -81,7 +82,7 @@ def build_decoder(
 
 def _head(matrix: StoredTensor, table: RowTable | None, method: LinearMethod) -> Head:
     """``table`` holds the rows of ``matrix`` where they are kept already: a tied head."""
-    linear = method.linear(matrix, None)
+    linear = method.head(matrix)
     if method.dtype == torch.float32:
         return FullHead(linear)
     return RefinedHead(linear, table or RowTable(matrix, method.dtype))

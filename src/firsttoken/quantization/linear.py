@@ -46,6 +46,10 @@ class LinearMethod(Protocol):
         """``weight [2 N, K]`` and ``bias [2 N]`` with the gate's rows first; the gate is SiLU."""
         ...
 
+    def head(self, weight: StoredTensor) -> Linear:
+        """``weight [vocab, K]`` of the head."""
+        ...
+
 
 class FusedGate:
     """A `GatedLinear` of one projection for both halves. ``multiply [M, 2 N] -> [M, N]`` applies the gate."""

@@ -1,4 +1,4 @@
-"""Round-to-nearest weights of four or eight bits, made on the device while a model is loaded; needs no data."""
+"""Round-to-nearest weights of four or eight bits, made where the weights are while a model is loaded; needs no data."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from firsttoken.kernels.packed_linear.layout import (
     pack_fp8,
     pack_int4,
 )
+from firsttoken.quantization.rounded import RoundedFormat, RoundedWeight
 
 # What an outlier may lose of its size so that the others are rounded finer; the best is taken, group by group.
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
@@ -25,26 +26,52 @@ _ELEMENTS_AT_ONCE = 1 << 22
 
 
 def quantized(weight: Tensor, format: PackedFormat, name: str) -> PackedWeight:
-    """``weight`` ``[N, K]`` in the format. Raises `ConfigError` with ``name`` where its columns do not fit groups."""
+    """``weight`` ``[N, K]`` as a GPU's kernels take it. Raises `ConfigError` with ``name`` where its columns do not fit
+    groups."""
     n, k = weight.shape
+    group = _group(n, k, format, name)
+    if weight.is_meta:
+        return empty_packed(format, n, k, group if format == "int4" else 0, weight.device)
+    made = rounded(weight, format, name)
+    return pack_int4(made.values, made.scales) if format == "int4" else pack_fp8(made.values, made.scales)
+
+
+def rounded(weight: Tensor, format: RoundedFormat, name: str) -> RoundedWeight:
+    """``weight`` float ``[N, K]``, rounded. Raises `ConfigError` with ``name`` where its columns do not fit groups."""
+    n, k = weight.shape
+    if format == "int8":
+        return _int8(weight)
+    group = _group(n, k, format, name)
+    return _int4(weight, group) if format == "int4" else _fp8(weight)
+
+
+def _group(n: int, k: int, format: RoundedFormat, name: str) -> int:
     group = int4_group(k)
     if group == 0:
         raise ConfigError(
             f"{name} is {n} x {k}: {format} weights need columns in groups of {GROUPS[0]}; use --quantization none"
         )
-    if weight.is_meta:
-        return empty_packed(format, n, k, group if format == "int4" else 0, weight.device)
-    return _int4(weight, group) if format == "int4" else _fp8(weight)
+    return group
 
 
-def _int4(weight: Tensor, group: int) -> PackedWeight:
+def _int4(weight: Tensor, group: int) -> RoundedWeight:
     n, k = weight.shape
     values = torch.empty((n, k), dtype=torch.int8, device=weight.device)
     scales = torch.empty((n, k // group), dtype=torch.bfloat16, device=weight.device)
     for rows in _slabs(n, k):
         chosen, scale = round_groups(weight[rows].float().view(-1, k // group, group))
         values[rows], scales[rows] = chosen.view(-1, k).to(torch.int8), scale
-    return pack_int4(values, scales)
+    return RoundedWeight("int4", values, scales, group)
+
+
+def _int8(weight: Tensor) -> RoundedWeight:
+    """A scale a row, of the largest: what an outlier could lose of its size hardly shows in eight bits."""
+    scales = (weight.abs().amax(-1).float() / 127).clamp_min(1e-30).bfloat16()
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    for rows in _slabs(*weight.shape):
+        scaled = weight[rows].float() / scales[rows, None].float()
+        values[rows] = scaled.round_().clamp_(-127, 127).to(torch.int8)
+    return RoundedWeight("int8", values, scales)
 
 
 def _slabs(n: int, k: int) -> Iterator[slice]:
@@ -62,18 +89,18 @@ def round_groups(w: Tensor) -> tuple[Tensor, Tensor]:
     values, scales = torch.zeros_like(w), torch.zeros_like(largest)
     for shrink in _SHRINK:
         scale = (largest * (shrink / 7)).bfloat16().float()
-        rounded = (w / scale.clamp_min(1e-30)).round_().clamp_(-8, 7)
-        error = (rounded * scale - w).square_().sum(-1, keepdim=True)
+        chosen = (w / scale.clamp_min(1e-30)).round_().clamp_(-8, 7)
+        error = (chosen * scale - w).square_().sum(-1, keepdim=True)
         better = error < best
         best = torch.where(better, error, best)
-        values = torch.where(better, rounded, values)
+        values = torch.where(better, chosen, values)
         scales = torch.where(better, scale, scales)
     return values, scales.squeeze(-1).bfloat16()
 
 
-def _fp8(weight: Tensor) -> PackedWeight:
+def _fp8(weight: Tensor) -> RoundedWeight:
     scales = weight.abs().amax(-1).float().clamp_min(1e-12) / FP8_MAX
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     for rows in _slabs(*weight.shape):
         values[rows] = (weight[rows].float() / scales[rows, None]).to(torch.float8_e4m3fn)
-    return pack_fp8(values, scales)
+    return RoundedWeight("fp8", values, scales)

@@ -68,3 +68,6 @@ class UnpackedMethod:
         # SiLU and product as oneDNN post-operations of two separate matrices were measured: 5 % faster at 512 rows,
         # 20 % slower at 8.
         return FusedGate(self.linear(weight, bias))
+
+    def head(self, weight: StoredTensor) -> Linear:
+        return self.linear(weight, None)
