@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from firsttoken.kernels.packed_linear.config import int4_group
 from firsttoken.quantization.gguf_torch import GROUP, FourBit, four_bit
 from firsttoken.quantization.rounded import RoundedWeight
 from firsttoken.quantization.scratch import PIECE, Scratch
 from firsttoken.quantization.stored import StoredTensor
 
-# Groups of columns that share a scale, as torch's kernel takes them, the best first where there is a choice.
-GROUPS = (128, 64, 32)
 # Rows that are packed together where there is AVX-512: the last 16, 32 or 48 of a matrix lie in another order.
 BLOCK = 64
 _HALF = BLOCK // 2
@@ -41,11 +40,6 @@ class Int4Weight:
         return self.packed.nbytes + self.scale_and_zero.nbytes
 
 
-def int4_group(shared: int) -> int:
-    """The largest group that ``shared`` columns of one scale are made of; 0 for none."""
-    return next((size for size in GROUPS if shared % size == 0), 0)
-
-
 def pack_four_bit(weight: FourBit) -> Int4Weight:
     """Q4_0 and Q4_1 fit but for the rounding of scale and zero to bfloat16. The zero makes up for the scale's on the
     mean of each group."""
@@ -55,11 +49,13 @@ def pack_four_bit(weight: FourBit) -> Int4Weight:
 
 
 def pack_rounded(weight: RoundedWeight) -> Int4Weight:
-    """The same values and zero points, scales rounded to bfloat16. Raises ValueError unless they are int4 in groups
-    that are made of some of `GROUPS`."""
+    """The same values and zero points, scales rounded to bfloat16; one that more than 128 columns share is repeated.
+    Raises ValueError unless they are int4 in groups of a multiple of 32."""
     group = int4_group(weight.group or weight.shape[1])
     if weight.format != "int4" or group == 0:
-        raise ValueError(f"the kernel takes int4 in groups of {GROUPS}, not {weight.format} of {weight.group} columns")
+        raise ValueError(
+            f"the kernel takes int4 in groups of 32, 64 or 128, not {weight.format} of {weight.group} columns"
+        )
     weight = weight.in_groups(group)
     scale = weight.scales.bfloat16()
     zero = None if weight.zeros is None else weight.zeros * -scale
