@@ -7,11 +7,20 @@ import torch
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.kernels.linear.reference import best, linear
-from firsttoken.kernels.linear.small import Norm
-from firsttoken.kernels.packed_linear.config import PackedConfig, default_config
-from firsttoken.kernels.packed_linear.layout import GROUPS, PackedWeight, empty_packed, pack_fp8, pack_int4, unpack
-from firsttoken.kernels.packed_linear.many import as_fp8, many_rows, quantize_rows
+from firsttoken.kernels.linear.small import Norm, Workspace
+from firsttoken.kernels.packed_linear.config import PackedConfig, RoundedConfig, default_config, rounded_config
+from firsttoken.kernels.packed_linear.layout import (
+    BYTE_COLUMNS,
+    GROUPS,
+    PackedWeight,
+    empty_packed,
+    pack_fp8,
+    pack_int4,
+    unpack,
+)
+from firsttoken.kernels.packed_linear.rounded import RoundedRows, as_fp8, round_rows, rounded_linear
 from firsttoken.kernels.packed_linear.small import packed_linear
+from firsttoken.kernels.rms_norm.reference import rms_norm
 from firsttoken.quantization.on_load import quantized, round_groups
 
 # bfloat16 keeps 8 bits of a result and e4m3 four, cut off where the interpreter converts; weights that are scaled
@@ -168,19 +177,96 @@ def test_epilogues(format: str) -> None:
     assert torch.equal(tops[1].gather(1, winner[:, None])[:, 0].long(), index)
 
 
-@pytest.mark.parametrize("format", ["int4", "int4 with zero points", "fp8"])
-def test_many_rows_in_fp8(format: str) -> None:
-    weight = random_fp8(32, 288) if format == "fp8" else random_int4(40, 288, 32, zeros="zero" in format)
-    x = torch.randn(5, 288).bfloat16()
-    scratch = torch.empty(40 * 288, dtype=torch.uint8)
-    matrix, scales = as_fp8(weight, scratch)
-    full = unpack(weight)
-    # e4m3 keeps three bits behind the first.
-    close(matrix.float() * scales[:, None], full.double(), 0 if format == "fp8" else EIGHT_BITS)
-    rows, row_scales = quantize_rows(x)
-    close(rows.float() * row_scales, x.double(), EIGHT_BITS)
-    product = x.double() @ full.double().T
-    assert ((many_rows(x, weight, scratch).double() - product).norm() / product.norm()) < 0.1
+def workspace() -> Workspace:
+    return Workspace.allocate(1 << 18, 64, torch.device("cpu"))
+
+
+def as_rounded(rows: RoundedRows, weight: PackedWeight) -> torch.Tensor:
+    """Rounded rows in the order of their columns."""
+    values = rows.values.float()
+    if weight.group:
+        values = values.view(rows.rows, -1, 64)[:, :, torch.tensor(BYTE_COLUMNS).argsort()].reshape(rows.rows, -1)
+    return values[:, : weight.k] * rows.scales[:, None]
+
+
+@pytest.mark.parametrize("group", [0, *GROUPS])
+def test_rows_are_rounded_to_fp8(group: int) -> None:
+    k = 288 if group == 32 else 384
+    weight = random_int4(16, k, group) if group else random_fp8(16, k)
+    x, gain = torch.randn(5, k).bfloat16(), torch.rand(k)
+    rows = round_rows(x, weight)
+    close(as_rounded(rows, weight), x.double(), EIGHT_BITS)
+    if group:
+        assert rows.sums is not None
+        exact = (as_rounded(rows, weight) / rows.scales[:, None]).view(5, -1, group).sum(2)
+        assert torch.allclose(rows.sums.T, exact, atol=1e-2)
+    normed = as_rounded(round_rows(x, weight, gain=gain, eps=1e-5), weight)
+    close(normed, rms_norm(x.double(), gain.double(), 1e-5), EIGHT_BITS)
+    assert torch.equal(round_rows(torch.zeros_like(x), weight).values.float(), torch.zeros(rows.values.shape))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "group", "zeros", "config"),
+    [
+        (5, 48, 384, 128, False, RoundedConfig("int4", 128, 16, 4, 2)),
+        (17, 144, 256, 64, True, RoundedConfig("int4", 128, 16, 4, 2, split=2)),
+        (3, 32, 288, 32, False, RoundedConfig("int4", 32, 16, 4, 2)),
+        (5, 40, 208, 0, False, RoundedConfig("fp8", 32, 16, 4, 2)),
+        (18, 72, 512, 0, False, RoundedConfig("fp8", 64, 16, 4, 2, split=4)),
+        (5, 48, 288, 32, True, RoundedConfig("fp8", 32, 16, 4, 2)),
+    ],
+)
+def test_product_of_rounded_rows(m: int, n: int, k: int, group: int, zeros: bool, config: RoundedConfig) -> None:
+    weight = random_int4(n, k, group, zeros=zeros) if group else random_fp8(n, k)
+    x, bias, residual = torch.randn(m, k).bfloat16(), torch.randn(n), torch.randn(m, n).bfloat16()
+    rows, scratch = round_rows(x, weight), torch.empty(64 * 512, dtype=torch.uint8)
+    full = as_rounded(rows, weight).double() @ unpack(weight).double().T
+    tolerance = EIGHT_BITS if config.format == "fp8" and group else EXACT
+
+    def product(out: torch.Tensor, **options: object) -> torch.Tensor:
+        space = workspace()
+        rounded_linear(rows, weight, out, workspace=space, scratch=scratch, config=config, **options)  # type: ignore[arg-type]
+        assert not space.arrived.any()  # as it was found, for who comes next
+        return out
+
+    close(product(torch.empty(m, n, dtype=torch.bfloat16)), full, tolerance)
+    close(product(residual.clone(), residual=residual, bias=bias), full + residual.double() + bias, tolerance)
+    gated = product(torch.empty(m, n // 2, dtype=torch.bfloat16), gated=True)
+    close(gated, torch.nn.functional.silu(full[:, ::2]) * full[:, 1::2], 2 * tolerance)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_int4_as_fp8_keeps_its_bytes_order(zeros: bool) -> None:
+    weight = random_int4(40, 288, 32, zeros=zeros)
+    packed = as_fp8(weight, torch.empty(40 * 320, dtype=torch.uint8))
+    assert (packed.format, packed.shape) == ("fp8", (40, 320))
+    values = unpack(packed).view(40, -1, 64)[:, :, torch.tensor(BYTE_COLUMNS).argsort()].reshape(40, -1)
+    close(values[:, :288], unpack(weight).double(), EIGHT_BITS)
+    assert not values[:, 288:].any()
+
+
+def test_rows_that_were_rounded_for_other_weights_are_refused() -> None:
+    int4, fp8 = random_int4(16, 256, 128), random_fp8(16, 256)
+    rows = round_rows(torch.randn(3, 256).bfloat16(), fp8)
+    out = torch.empty(3, 16, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="rows rounded for another product"):
+        rounded_linear(rows, int4, out, workspace=workspace())
+    with pytest.raises(ValueError, match="as long as those of the weights"):
+        round_rows(torch.randn(3, 128).bfloat16(), fp8)
+    with pytest.raises(ConfigError, match="leaves parts without any"):
+        rounded_linear(rows, fp8, out, workspace=workspace(), config=RoundedConfig("fp8", 32, 16, 4, 2, split=4))
+    config, small = RoundedConfig("fp8", 32, 16, 4, 2, split=2), Workspace.allocate(1, 1, torch.device("cpu"))
+    with pytest.raises(ValueError, match="needs a workspace of"):
+        rounded_linear(rows, fp8, out, workspace=small, config=config)
+
+
+@pytest.mark.parametrize("rows", [9, 17, 64, 65, 200, 320, 321, 2048, 8192])
+@pytest.mark.parametrize("format", ["int4", "fp8"])
+@pytest.mark.parametrize(("n", "k"), [(48, 64), (6144, 4096), (28672, 4096), (4096, 14336), (576, 1536)])
+def test_divisions_of_rounded_rows_fit(rows: int, format: str, n: int, k: int) -> None:
+    config = rounded_config(n, k, rows, format)
+    config.check(k)
+    assert config.block_m >= min(rows, 64)
 
 
 def test_int4_without_scratch_is_refused() -> None:

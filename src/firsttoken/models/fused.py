@@ -19,26 +19,13 @@ from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig
 from firsttoken.kernels.linear.small import Norm, Workspace, small_linear
 from firsttoken.kernels.packed_linear.config import PackedConfig, default_config
 from firsttoken.kernels.packed_linear.layout import PackedFormat, PackedWeight
-from firsttoken.kernels.packed_linear.many import many_rows
 from firsttoken.kernels.packed_linear.small import packed_linear
 from firsttoken.kernels.paged_attention import AttentionParams
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.kernels.rms_norm.triton import add_rms_norm
-from firsttoken.kernels.silu_mul.triton import silu_mul
+from firsttoken.models.many_rows import LibraryProducts, ManyRows, RoundedProducts
+from firsttoken.models.projection import Projection
 from firsttoken.models.step_view import Logits, StepView
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Projection:
-    """``weight`` bf16 ``[N, K]`` or packed, ``bias`` ``[N]`` bf16, and what follows the product where rows are few."""
-
-    kind: OpKind
-    weight: Tensor | PackedWeight
-    bias: Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +54,8 @@ class _Stream:
     squares: Tensor  # float32 [M, P]: partial sums of squares of hidden
 
 
-# Rows up to which the small kernels are faster than the vendor's library, for which int4 has to be written as FP8: 64
-# rows of an 8B take 8.2 ms with the former and 10.1 with the latter, of FP8 weights 9.6 and 5.8.
-FEW_ROWS: dict[PackedFormat, int] = {"int4": MAX_ROWS, "fp8": 16}
+# Rows up to which the small kernels are faster than products of rounded rows.
+FEW_ROWS: dict[PackedFormat, int] = {"int4": 8, "fp8": 8}
 AnyConfig = LinearConfig | PackedConfig
 ChooseLinear = Callable[[OpKind, int, int, int], LinearConfig]
 """The config of a product of some kind over weights ``[n, k]`` with some rows."""
@@ -105,9 +91,11 @@ class FusedDecoder:
         self.tile_rows = attention.tile_rows
         self._choose_linear = choose_linear
         self._workspace = self._make_workspace()
-        self._scratch = self._make_scratch()
-        weight = self.layers[0].qkv.weight
-        self._few_rows = FEW_ROWS[weight.format] if isinstance(weight, PackedWeight) else MAX_ROWS
+        self._many_rows: ManyRows = LibraryProducts(config.rms_norm_eps)
+        packed = [p.packed for p in self._layer_projections() if isinstance(p.weight, PackedWeight)]
+        if packed:
+            self._many_rows = RoundedProducts(self._many_rows, config.rms_norm_eps, packed)
+        self._few_rows = min((FEW_ROWS[weight.format] for weight in packed), default=MAX_ROWS)
 
     @property
     def nbytes(self) -> int:
@@ -238,37 +226,36 @@ class FusedDecoder:
     # ------------------------------------------------------------------ more rows
 
     def _forward_many(self, step: StepView) -> Logits | None:
-        hidden = self._new(step.slots.shape[0], self.config.hidden_size)
-        embed(step.tokens, step.slots, step.positions, self.embedding, hidden)
-        eps, last = self.config.rms_norm_eps, self.layers[-1]
-        normed = self._new(*hidden.shape)
-        add_rms_norm(hidden, None, self.layers[0].attention_gain, eps, normed)
-        for layer, following in zip(self.layers[:-1], self.layers[1:], strict=True):
-            heads = self.attention.attend(step, layer.attention, self._product(normed, layer.qkv))
-            self._finish_many(layer, hidden, heads, normed, following.attention_gain)
-        heads = self.attention.attend(step, last.attention, self._product(normed, last.qkv))
+        rows = step.slots.shape[0]
+        pdl = step.pdl and rows <= MAX_ROWS  # later kernels' programs would take room from long ones
+        hidden = self._new(rows, self.config.hidden_size)
+        embed(step.tokens, step.slots, step.positions, self.embedding, hidden, pdl=pdl)
+        for layer in self.layers[:-1]:
+            self._finish_many(layer, hidden, self._attend_many(layer, step, hidden, pdl), pdl)
+        last = self.layers[-1]
+        heads = self._attend_many(last, step, hidden, pdl)
         if step.sample_rows.shape[0] == 0:
             return None
         if not step.identity:
             picked = step.sample_rows.long()
             hidden, heads = hidden.index_select(0, picked), heads.index_select(0, picked)
-            normed = self._new(*hidden.shape)
-        self._finish_many(last, hidden, heads, normed, self.final_gain)
+        self._finish_many(last, hidden, heads, pdl)
+        normed = self._new(*hidden.shape)
+        add_rms_norm(hidden, None, self.final_gain, self.config.rms_norm_eps, normed, pdl=pdl)
         weight = self.head.weight
         if len(normed) <= MAX_ROWS or isinstance(weight, PackedWeight):
-            return self._head_few(normed, None, pdl=False)
+            return self._head_few(normed, None, pdl=pdl)
         return Logits(self._head_many(normed, weight), None)
 
-    def _finish_many(self, layer: FusedLayer, hidden: Tensor, heads: Tensor, normed: Tensor, gain: Tensor) -> None:
-        """Add the output projection and the MLP to ``hidden``; ``normed`` becomes its norm with ``gain``."""
-        eps = self.config.rms_norm_eps
-        self._add_product(hidden, heads, layer.output)
-        add_rms_norm(hidden, None, layer.mlp_gain, eps, normed)
-        gate_up = self._product(normed, layer.gate_up)
-        gated = self._new(len(normed), gate_up.shape[1] // 2)
-        silu_mul(gate_up, gated)
-        self._add_product(hidden, gated, layer.down)
-        add_rms_norm(hidden, None, gain, eps, normed)
+    def _attend_many(self, layer: FusedLayer, step: StepView, hidden: Tensor, pdl: bool) -> Tensor:
+        qkv = self._many_rows.normed(hidden, layer.attention_gain, layer.qkv, pdl=pdl)
+        return self.attention.attend(step, layer.attention, qkv)
+
+    def _finish_many(self, layer: FusedLayer, hidden: Tensor, heads: Tensor, pdl: bool) -> None:
+        """Add the output projection and the MLP to ``hidden``."""
+        self._many_rows.add(hidden, heads, layer.output, pdl=pdl)
+        gated = self._many_rows.normed(hidden, layer.mlp_gain, layer.gate_up, pdl=pdl)
+        self._many_rows.add(hidden, gated, layer.down, pdl=pdl)
 
     def _head_many(self, normed: Tensor, weight: Tensor) -> Tensor:
         if normed.is_meta:
@@ -277,33 +264,6 @@ class FusedDecoder:
         if normed.is_cuda:
             return torch.mm(normed, weight.t(), out_dtype=torch.float32)
         return torch.mm(normed.float(), weight.t().float())
-
-    def _product(self, x: Tensor, projection: Projection) -> Tensor:
-        """``x [M, K] -> [M, N]`` by the vendor's library."""
-        weight = projection.weight
-        if isinstance(weight, PackedWeight):
-            out = many_rows(x, weight, self._scratch)
-            return out if projection.bias is None or x.is_meta else out.add_(projection.bias)
-        if x.is_meta:
-            return x.new_empty((x.shape[0], weight.shape[0]))
-        if projection.bias is None:
-            return torch.mm(x, weight.t())
-        return torch.addmm(projection.bias, x, weight.t())
-
-    def _add_product(self, hidden: Tensor, x: Tensor, projection: Projection) -> None:
-        """``hidden += product``, in full precision by the product's own last step: a kernel of its own would move twice
-        as much memory."""
-        weight = projection.weight
-        if isinstance(weight, PackedWeight):
-            product = self._product(x, projection)
-            if not x.is_meta:
-                hidden.add_(product)
-            return
-        if x.is_meta:
-            return
-        hidden.addmm_(x, weight.t())
-        if projection.bias is not None:
-            hidden.add_(projection.bias)
 
     # ------------------------------------------------------------------ memory
 
@@ -330,9 +290,3 @@ class FusedDecoder:
                     continue  # its programs share nothing
                 floats, tiles = max(floats, config.workspace_floats(n)), max(tiles, config.tiles(n))
         return Workspace.allocate(floats, tiles, self.embedding.device)
-
-    def _make_scratch(self) -> Tensor | None:
-        """Where int4 weights are FP8 for a product of many rows: one for all, which follow each other."""
-        weights = [p.weight for p in self._layer_projections()]
-        sizes = [w.n * w.k for w in weights if isinstance(w, PackedWeight) and w.format == "int4"]
-        return torch.empty(max(sizes), dtype=torch.uint8, device=self.embedding.device) if sizes else None

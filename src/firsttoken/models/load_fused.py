@@ -19,8 +19,9 @@ from firsttoken.kernels.paged_attention.params import QKNorm
 from firsttoken.kernels.rope import to_pair_order
 from firsttoken.models.attention import attention_specs, spec_of_layer
 from firsttoken.models.device_weights import DeviceWeights, Matrix
-from firsttoken.models.fused import ChooseLinear, FusedDecoder, FusedLayer, Projection
+from firsttoken.models.fused import ChooseLinear, FusedDecoder, FusedLayer
 from firsttoken.models.load import model_weights
+from firsttoken.models.projection import Projection
 from firsttoken.models.tensors import EMBEDDING, FINAL_NORM, HEAD, expected_tensors
 from firsttoken.models.upload import UploadedWeights, Uploader
 from firsttoken.models.weights import OutlineWeights, Weights

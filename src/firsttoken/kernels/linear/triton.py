@@ -107,11 +107,10 @@ def load_squares(squares, rows, M, P: tl.constexpr, PP: tl.constexpr):
 @triton.jit
 def finish(
     acc, out, residual, bias, gain, squares, scaled, squares_out, best_value, best_index, eps, inverse_width, M,
-    N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, KIND: tl.constexpr,
+    tile, tiles, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Norm, bias and the epilogue ``KIND`` on ``acc [BN, BM]``; ``residual``, ``bias``, ``gain`` and ``squares`` are
-    tiles that were loaded early."""
-    tile, tiles = tl.program_id(0), tl.num_programs(0)
+    """Norm, bias and the epilogue ``KIND`` on ``acc [BN, BM]``, the sums of one of ``tiles`` tiles; ``residual``,
+    ``bias``, ``gain`` and ``squares`` are tiles that were loaded early."""
     rows = tl.arange(0, BM)
     columns = tile * BN + tl.arange(0, BN)
     live = rows < M
@@ -177,7 +176,7 @@ def fma_linear(
             acc += present.to(tl.float32) * _load_columns(x, k, inner, K, BK).to(tl.float32)[None, :]
     finish(
         tl.sum(acc, 1)[:, None], out, residual_tile, bias_tile, gain_tile, squares, scaled, squares_out,
-        best_value, best_index, eps, inverse_width, 1, N, BN, 1, KIND,
+        best_value, best_index, eps, inverse_width, 1, tile, tl.num_programs(0), N, BN, 1, KIND,
     )  # fmt: skip
 
 
@@ -265,5 +264,5 @@ def dot_linear(
             residual_tile = load_matrix(residual, rows, columns, M, N)
         finish(
             acc, out, residual_tile, bias_tile, gain_tile, squares, scaled, squares_out, best_value, best_index,
-            eps, inverse_width, M, N, BN, BM, KIND,
+            eps, inverse_width, M, tile, tl.num_programs(0), N, BN, BM, KIND,
         )  # fmt: skip

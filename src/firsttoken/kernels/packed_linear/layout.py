@@ -27,6 +27,8 @@ TILE = 16
 CHUNK: dict[PackedFormat, int] = {"int4": 256, "fp8": 128}
 GROUPS = (32, 64, 128)
 FP8_MAX = 448.0
+# The column of 64 that each byte of a row of int4 holds: row g and row g + 8 of a tile are halves of the same bytes.
+BYTE_COLUMNS = tuple(p % 16 // 8 * 32 + p // 16 * 8 + p // 4 % 2 * 4 + p % 2 * 2 + p % 4 // 2 for p in range(64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

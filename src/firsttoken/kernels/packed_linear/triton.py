@@ -369,5 +369,5 @@ def packed_linear_kernel(
         acc *= tl.load(scales + columns, mask=columns < N, other=0.0)[:, None]
     finish(
         acc, out, residual_tile, bias_tile, gain_tile, squares, scaled, squares_out, best_value, best_index,
-        eps, inverse_width, M, N, BN, BM, KIND,
+        eps, inverse_width, M, place, tl.num_programs(0), N, BN, BM, KIND,
     )  # fmt: skip
