@@ -83,6 +83,14 @@ def test_an_old_cpu_gets_unpacked_float32():
         _resolve(old, quantization="packed")
 
 
+@pytest.mark.parametrize(("kv_dtype", "bytes_a_vector"), [("fp8", 16 + 2), ("int4", 8 + 4)])
+def test_rounded_kv_holds_more_tokens_in_the_same_memory(kv_dtype, bytes_a_vector):
+    executor = _resolve(kv_memory=1 * MIB, kv_dtype=kv_dtype).executor
+    assert executor.kv_format.dtype == kv_dtype
+    assert executor.kv_format.bytes_per_token == 2 * 2 * 2 * bytes_a_vector
+    assert executor.kv_blocks == MIB // (16 * 8 * bytes_a_vector)
+
+
 def test_a_short_memory_shortens_the_length_that_was_left_to_us():
     executor = _resolve(kv_memory=1 * MIB).executor
     bytes_per_block = 16 * 2 * 2 * 2 * 16 * 2
@@ -108,7 +116,8 @@ def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"quantization": "int3"}, "quantization must be one of"),
         ({"quantization": "packed", "dtype": "float32"}, "bfloat16"),
-        ({"kv_dtype": "float32"}, "kv_dtype 'float32' with dtype 'bfloat16'"),
+        ({"kv_dtype": "float32"}, "kv_dtype 'float32' with dtype 'bfloat16'.*or choose one of fp8, int4"),
+        ({"kv_dtype": "fp16"}, "kv_dtype must be one of"),
         ({"max_model_len": 5000}, "max_model_len must be 1 to 4096"),
         ({"max_model_len": 0}, "max_model_len must be 1 to 4096"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),

@@ -25,8 +25,8 @@ OTHER = [(5 * i + 1) % 61 for i in range(40)]
 STEPS = 4
 
 
-def make(kind: str) -> tuple[Executor, KVFormat]:
-    config = make_config("LlamaForCausalLM", hidden_size=64, head_dim=16, num_layers=2)
+def make(kind: str, kv_dtype: str | None = None) -> tuple[Executor, KVFormat]:
+    config = make_config("LlamaForCausalLM", hidden_size=64, head_dim=16 if kv_dtype is None else 64, num_layers=2)
     generator = torch.Generator().manual_seed(3)
     tensors = {
         name: torch.randn(shape, generator=generator) * 0.15 + (1.0 if "norm" in name else 0.0)
@@ -34,7 +34,9 @@ def make(kind: str) -> tuple[Executor, KVFormat]:
     }
     checkpoint = make_checkpoint(config, {name: each.bfloat16().float() for name, each in tensors.items()})
     dtype = "float32" if kind == "torch" else "bfloat16"
-    kv = KVFormat(dtype=dtype, layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+    kv = KVFormat(
+        dtype=kv_dtype or dtype, layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim
+    )
     made = ExecutorConfig(
         device="cpu" if kind == "torch" else "graphs",
         dtype=dtype,
@@ -75,10 +77,13 @@ def answer(executor: Executor, between: Callable[[list[int]], list[int]] | None 
     return tokens[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("kind", ["torch", "graphs", "deterministic"])
+@pytest.mark.parametrize(
+    ("kind", "kv_dtype"),
+    [("torch", None), ("torch", "fp8"), ("torch", "int4"), ("graphs", None), ("deterministic", None)],
+)
 @pytest.mark.parametrize("restored", [True, False])
-def test_an_answer_goes_on_from_restored_blocks(kind: str, restored: bool) -> None:
-    executor, kv = make(kind)
+def test_an_answer_goes_on_from_restored_blocks(kind: str, kv_dtype: str | None, restored: bool) -> None:
+    executor, kv = make(kind, kv_dtype)
     alone = answer(executor)
     host = HostMemory(8, kv.bytes_per_block)
     copies: CopyEngine = executor.copies(host)

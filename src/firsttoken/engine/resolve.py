@@ -11,7 +11,7 @@ from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.checkpoint.quantized.scheme import FORMATS, is_linear
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
-from firsttoken.core.kv_format import KVFormat
+from firsttoken.core.kv_format import ROUNDED, KVFormat
 from firsttoken.core.step_sizes import next_size
 from firsttoken.devices.cpu import one_of
 from firsttoken.devices.interface import Device, DevicePolicy, WeightChoice
@@ -75,12 +75,7 @@ def resolve(
     for option in ("quantization", "dtype"):
         if getattr(args, option) == "auto":
             log.chose(option, getattr(weights, option), weights.why)
-    kv_format = KVFormat(
-        dtype=_kv_dtype(args, weights.dtype, log),
-        layers=config.num_layers,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-    )
+    kv_format = _kv_format(args, config, device.kind, weights.dtype, log)
     free = facts.free_memory - policy.fixed_memory
     weight_bytes = _weight_bytes(checkpoint, weights, free)
     left = free - weight_bytes
@@ -209,14 +204,23 @@ def _weight_bytes(checkpoint: Checkpoint, weights: WeightChoice, free: int) -> i
     return need
 
 
-def _kv_dtype(args: EngineArgs, dtype: str, log: _Log) -> str:
-    one_of("kv_dtype", args.kv_dtype, ("auto", *_BYTES))
-    if args.kv_dtype == "auto":
+def _kv_format(args: EngineArgs, config: ModelConfig, device: str, dtype: str, log: _Log) -> KVFormat:
+    wanted = args.kv_dtype
+    one_of("kv_dtype", wanted, ("auto", *_BYTES, *ROUNDED))
+    if wanted == "auto":
+        wanted = dtype
         log.chose("kv_dtype", dtype, "as the activations")
-        return dtype
-    if args.kv_dtype != dtype:
-        raise ConfigError(f"kv_dtype {args.kv_dtype!r} with dtype {dtype!r} is not supported: leave kv_dtype at 'auto'")
-    return args.kv_dtype
+    elif wanted in ROUNDED and device == "cuda":
+        raise ConfigError(f"kv_dtype {wanted!r} is not supported on device {device!r}: leave kv_dtype at 'auto'")
+    elif wanted not in (dtype, *ROUNDED):
+        raise ConfigError(
+            f"kv_dtype {wanted!r} with dtype {dtype!r} is not supported: leave kv_dtype at 'auto', or choose one of "
+            f"{', '.join(ROUNDED)}"
+        )
+    try:
+        return KVFormat(dtype=wanted, layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+    except ValueError as error:
+        raise ConfigError(f"kv_dtype: {error}") from None
 
 
 def _lengths(

@@ -91,6 +91,8 @@ def _attention(config: ExecutorConfig, model: ModelConfig) -> int:
     """K and V of a layer's whole contexts side by side, and the scores of a tile."""
     element, context = ELEMENT_BYTES[config.dtype], config.max_model_len
     gathered = 2 * model.num_kv_heads * model.head_dim * context * config.max_num_seqs
+    # What is rounded is gathered as it is kept, then brought to the products' type a part at a time.
+    rounded = 3 * gathered if config.kv_format.rounded else 0
     scores = min(model.num_heads * min(QUERY_TILE, context) * context, MAX_SCORES)
     times = min(_SCORES + -(-context // QUERY_TILE) * _SCORES_A_TILE, _MOST_SCORES)
-    return int(element * (gathered + times * scores))
+    return int(element * (gathered + times * scores)) + rounded

@@ -6,6 +6,9 @@ CPU than the same sum by ``bmm``.
 
 All indices are made once a step, for layer 0; the pool's per-layer views make them valid for every layer. Layers of
 another window or another spec have tiles of their own, also made once a step; blocks outside a window are not read.
+
+K and V of a rounded format are brought to the type that they are multiplied in, a layer at a time. A chunk's own tokens
+are read back as they are kept, so that where a prompt is cut changes nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from firsttoken.kernels.paged_attention.cpu_gather import (
+    Gather,
+    compute_type,
+    spread_keys,
+    write_rows,
+    write_tokens,
+)
 from firsttoken.kernels.paged_attention.params import AttentionParams, AttentionSpec, QKNorm, Segment
 from firsttoken.kernels.paged_attention.pool import KVPool
 from firsttoken.kernels.rope import RopeTable
@@ -41,12 +51,12 @@ class AttentionContext:
 
     __slots__ = ("_longest", "_num_tokens", "_pool", "_readers", "_rotations", "_segments", "_write_rows")
 
-    def __init__(self, pool: KVPool, segments: Sequence[Segment], write_rows: Tensor) -> None:
+    def __init__(self, pool: KVPool, segments: Sequence[Segment], rows: Tensor) -> None:
         self._pool = pool
         self._segments = segments
         self._longest = max(segment.end for segment in segments)
-        self._write_rows = write_rows
-        self._num_tokens = write_rows.shape[0] // (2 * pool.format.kv_heads)
+        self._write_rows = rows
+        self._num_tokens = sum(segment.count for segment in segments)
         self._rotations: dict[AttentionSpec, Tensor] | None = None
         self._readers: dict[tuple[AttentionSpec, int | None], _Reader] = {}
 
@@ -64,7 +74,7 @@ class AttentionContext:
                     f"({block_tokens} a block): append blocks before the step"
                 )
         _zero_begun_blocks(pool, segments)
-        return cls(pool, segments, _write_rows(pool, segments))
+        return cls(pool, segments, write_rows(pool, segments))
 
     @torch.inference_mode()
     def begin(self, specs: Sequence[AttentionSpec], positions: Tensor) -> None:
@@ -87,19 +97,21 @@ class AttentionContext:
         if spec.rope is not None:
             pairs = torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2))
             wide = torch.view_as_real(pairs * self._rotations[spec]).view(wide.shape)
-            q = wide[:, : spec.num_heads]
-        else:
-            q = wide[:, : spec.num_heads] * spec.scale
-        new = wide[:, spec.num_heads :].to(pool.storage.dtype).reshape(-1, spec.head_dim)
-        pool.token_rows[layer.layer].index_copy_(0, self._write_rows, new)
-        return self._reader(spec, layer.window).attend(pool.tile_rows[layer.layer], q, qkv.dtype)
+        wide = spread_keys(pool, wide, spec.num_heads)
+        q = wide[:, : spec.num_heads]
+        if spec.rope is None:
+            q = q * spec.scale
+        write_tokens(pool, layer.layer, self._write_rows, wide[:, spec.num_heads :])
+        return self._reader(spec, layer.window, qkv.dtype).attend(pool.tile_rows[layer.layer], q, qkv.dtype)
 
-    def _reader(self, spec: AttentionSpec, window: int | None) -> _Reader:
+    def _reader(self, spec: AttentionSpec, window: int | None, dtype: torch.dtype) -> _Reader:
         if window is not None and window >= self._longest:
             window = None
         reader = self._readers.get((spec, window))
         if reader is None:
-            reader = self._readers[spec, window] = _Reader(self._pool, self._segments, spec, window)
+            reader = self._readers[spec, window] = _Reader(
+                self._pool, self._segments, spec, window, compute_type(self._pool, dtype)
+            )
         return reader
 
 
@@ -108,7 +120,14 @@ class _Reader:
 
     __slots__ = ("_chunks", "_groups", "_num_tokens", "_spec")
 
-    def __init__(self, pool: KVPool, segments: Sequence[Segment], spec: AttentionSpec, window: int | None) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        segments: Sequence[Segment],
+        spec: AttentionSpec,
+        window: int | None,
+        dtype: torch.dtype,
+    ) -> None:
         rows, singles = 0, []
         self._spec = spec
         self._chunks: list[_Chunk] = []
@@ -116,11 +135,11 @@ class _Reader:
             if segment.count == 1:
                 singles.append(_Single(rows, segment, _first_block(segment, window, pool)))
             else:
-                self._chunks.append(_Chunk(pool, segment, rows, spec, window))
+                self._chunks.append(_Chunk(pool, segment, rows, spec, window, dtype))
             rows += segment.count
         self._num_tokens = rows
         groups = _group_by_length(singles, pool.format.block_tokens)
-        self._groups = [_DecodeGroup(pool, group, spec, window) for group in groups]
+        self._groups = [_DecodeGroup(pool, group, spec, window, dtype) for group in groups]
 
     def attend(self, tiles: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
         """``q [T, Hq, D]`` float32, rotated and scaled, over a layer's ``tiles`` -> ``[T, Hq * D]`` in ``dtype``."""
@@ -150,9 +169,11 @@ class _DecodeGroup:
     A row is padded with its own last block, never with another's: what is masked is also never a stranger's data.
     """
 
-    __slots__ = ("_spec", "count", "dtype", "gathered", "in_order", "mask", "rows", "tiles")
+    __slots__ = ("_spec", "count", "dtype", "gather", "in_order", "mask", "rows")
 
-    def __init__(self, pool: KVPool, members: list[_Single], spec: AttentionSpec, window: int | None) -> None:
+    def __init__(
+        self, pool: KVPool, members: list[_Single], spec: AttentionSpec, window: int | None, dtype: torch.dtype
+    ) -> None:
         f = pool.format
         indices = [member.row for member in members]
         self._spec = spec
@@ -162,12 +183,9 @@ class _DecodeGroup:
         held = [member.segment.block_table[member.first_block : f.blocks_for(member.segment.end)] for member in members]
         widest = max(len(table) for table in held)
         tables = torch.stack([_padded(table, widest) for table in held])
-        # [2, rows, kv_heads, blocks]: the gather gives K and V as contiguous [rows * kv_heads, context, head_dim].
-        self.tiles = _tile_index(pool, tables[None, :, None, :], (2, 1, f.kv_heads, 1))
-        # One buffer for all layers: a fresh one each would cost its page faults again and again.
-        self.gathered = torch.empty(self.tiles.shape[0], f.block_tokens * f.head_dim, dtype=pool.storage.dtype)
         few = self.count * widest * f.block_tokens <= FLOAT32_KEYS
-        self.dtype = torch.float32 if few else pool.storage.dtype
+        self.dtype = torch.float32 if few else dtype
+        self.gather = Gather(pool, tables, self.dtype)
         ends = [member.segment.end - member.first_block * f.block_tokens for member in members]
         self.mask = self._mask(torch.tensor(ends), widest * f.block_tokens, window)
 
@@ -191,8 +209,7 @@ class _DecodeGroup:
         """``q [rows, Hq, D]`` float32, rotated and scaled -> ``[rows, Hq * D]``."""
         spec = self._spec
         batch = self.count * spec.num_kv_heads
-        torch.index_select(tiles, 0, self.tiles, out=self.gathered)
-        keys, values = self.gathered.to(self.dtype).view(2, batch, -1, spec.head_dim).unbind(0)
+        keys, values = self.gather.read(tiles)
         queries = q.to(self.dtype).reshape(batch, spec.group, spec.head_dim)
         if spec.softcap is None:
             scores = torch.baddbmm(self.mask, queries, keys.transpose(1, 2))
@@ -213,12 +230,19 @@ class _Chunk:
         "_slopes",
         "_spec",
         "_window",
-        "gathered",
-        "tiles",
+        "gather",
         "triangle",
     )
 
-    def __init__(self, pool: KVPool, segment: Segment, row: int, spec: AttentionSpec, window: int | None) -> None:
+    def __init__(
+        self,
+        pool: KVPool,
+        segment: Segment,
+        row: int,
+        spec: AttentionSpec,
+        window: int | None,
+        dtype: torch.dtype,
+    ) -> None:
         f = pool.format
         self._segment = segment
         self._row = row
@@ -227,17 +251,15 @@ class _Chunk:
         first_block = _first_block(segment, window, pool)
         self._first_key = first_block * f.block_tokens
         table = segment.block_table[first_block : f.blocks_for(segment.end)]
-        self.tiles = _tile_index(pool, table[None, None, :], (2, f.kv_heads, 1))
-        self.gathered = torch.empty(self.tiles.shape[0], f.block_tokens * f.head_dim, dtype=pool.storage.dtype)
+        self.gather = Gather(pool, table[None], dtype)
         size = min(segment.count, QUERY_TILE)
-        self.triangle = torch.full((size, size), float("-inf"), dtype=pool.storage.dtype).triu_(1)
+        self.triangle = torch.full((size, size), float("-inf"), dtype=dtype).triu_(1)
 
     def attend(self, tiles: Tensor, q: Tensor, out: Tensor) -> None:
         """Fill this chunk's rows of ``out [T, Hq * D]`` from its rows of ``q [T, Hq, D]`` float32."""
         spec, segment = self._spec, self._segment
         kv_heads, group, d = spec.num_kv_heads, spec.group, spec.head_dim
-        torch.index_select(tiles, 0, self.tiles, out=self.gathered)
-        keys, values = self.gathered.view(2, kv_heads, -1, d).unbind(0)
+        keys, values = self.gather.read(tiles)
         size = max(16, min(QUERY_TILE, MAX_SCORES // (spec.num_heads * (segment.end - self._first_key))))
         for first in range(0, segment.count, size):
             n = min(size, segment.count - first)
@@ -317,24 +339,6 @@ def _padded(table: Tensor, width: int) -> Tensor:
     if table.shape[0] == width:
         return table
     return torch.cat((table, table[-1:].expand(width - table.shape[0])))
-
-
-def _tile_index(pool: KVPool, tables: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Index into ``pool.tile_rows``: K and V of every KV head (laid out as ``shape``) of the blocks in ``tables``."""
-    heads = torch.arange(2 * pool.format.kv_heads).view(shape)
-    return (tables * pool.tiles_per_block + heads).flatten()
-
-
-def _write_rows(pool: KVPool, segments: Sequence[Segment]) -> Tensor:
-    """Index into ``pool.token_rows`` for each (token, K or V, KV head), flattened."""
-    f = pool.format
-    blocks, offsets = [], []
-    for segment in segments:
-        positions = torch.arange(segment.start, segment.end)
-        blocks.append(segment.block_table[positions // f.block_tokens])
-        offsets.append(positions % f.block_tokens)
-    tiles = torch.cat(blocks)[:, None] * pool.tiles_per_block + torch.arange(2 * f.kv_heads)
-    return (tiles * f.block_tokens + torch.cat(offsets)[:, None]).flatten()
 
 
 def _zero_begun_blocks(pool: KVPool, segments: Sequence[Segment]) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from firsttoken.core.kv_format import KVFormat
+from firsttoken.core.kv_format import ROUNDED, KVFormat
 from firsttoken.kernels.layout import choose_layout, device_capability
+from firsttoken.kernels.paged_attention.rounded import TileLayout
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class KVPool:
     """Storage ``[num_blocks, layers, 2 (K, V), kv_heads, block_tokens, head_dim]``, contiguous: a block is one slab.
+    Of a rounded format int16 ``[num_blocks, layers, kv_heads, tile]`` (`rounded.TileLayout`).
 
     Starts as it comes from the system, so that memory is only taken as blocks come into use. Attention reads whole
     blocks and masks the slots past a row's length, which is only safe while those hold finite numbers:
@@ -22,15 +24,19 @@ class KVPool:
     __slots__ = ("format", "num_blocks", "storage", "tile_rows", "token_rows")
 
     def __init__(self, kv_format: KVFormat, num_blocks: int, device: str = "cpu") -> None:
-        if kv_format.dtype not in _DTYPES or kv_format.scale_bytes:
+        if kv_format.dtype not in _DTYPES and not kv_format.rounded:
             raise ValueError(
-                f"KV format {kv_format.key!r} is not supported by this pool: choose one of {', '.join(_DTYPES)}"
+                f"KV format {kv_format.key!r} is not supported by this pool: choose one of "
+                f"{', '.join((*_DTYPES, *ROUNDED))}"
             )
         if num_blocks < 1:
             raise ValueError(f"a KV pool needs at least one block, got {num_blocks}")
         f = kv_format
         self.format = f
         self.num_blocks = num_blocks
+        if f.rounded:
+            self._of_tiles(num_blocks, device)
+            return
         layout = choose_layout(
             "kv", (f.layers, f.kv_heads, f.block_tokens), f.head_dim, f.dtype, device_capability(device)
         )
@@ -52,9 +58,21 @@ class KVPool:
         self.tile_rows: list[Tensor] = [tiles[tile:] for tile in first]
         self.token_rows: list[Tensor] = [tokens[tile * f.block_tokens :] for tile in first]
 
+    def _of_tiles(self, num_blocks: int, device: str) -> None:
+        """K and V of a head are one tile; what belongs to a token lies apart in it, so its "rows" are single words."""
+        f, size = self.format, TileLayout(self.format).size
+        self.storage = torch.empty((num_blocks, f.layers, f.kv_heads, size), dtype=torch.int16, device=device)
+        tiles, words = self.storage.view(-1, size), self.storage.view(-1)
+        self.tile_rows = [tiles[layer * f.kv_heads :] for layer in range(f.layers)]
+        self.token_rows = [words[layer * f.kv_heads * size :] for layer in range(f.layers)]
+
     @property
     def tiles_per_block(self) -> int:
-        return self.format.layers * 2 * self.format.kv_heads
+        return self.format.layers * self.tiles_per_layer
+
+    @property
+    def tiles_per_layer(self) -> int:
+        return self.format.kv_heads * (1 if self.format.rounded else 2)
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from firsttoken.kernels.paged_attention.params import AttentionParams, AttentionSpec, Segment
 from firsttoken.kernels.paged_attention.pool import KVPool
+from firsttoken.kernels.paged_attention.rounded import TileLayout, decode, encode, spread, spreads_keys
 from firsttoken.kernels.rms_norm.reference import rms_norm
 from firsttoken.kernels.rope.reference import apply_rope
 
@@ -25,6 +26,8 @@ def attend(pool: KVPool, segments: Sequence[Segment], layer: AttentionParams, qk
     positions = torch.cat([torch.arange(s.start, s.end) for s in segments])
     if spec.rope is not None:
         q, k = apply_rope(q, positions, spec.rope), apply_rope(k, positions, spec.rope)
+    if spreads_keys(pool.format.dtype):
+        q, k = spread(q), spread(k)
     out = torch.empty(qkv.shape[0], hq * d, dtype=torch.float64)
     row = 0
     for segment in segments:
@@ -44,6 +47,12 @@ def _slot(pool: KVPool, segment: Segment, position: int) -> tuple[int, int]:
 
 def _write(pool: KVPool, segment: Segment, layer: int, position: int, k: Tensor, v: Tensor) -> None:
     block, offset = _slot(pool, segment, position)
+    if pool.format.rounded:
+        layout, tiles = TileLayout(pool.format), pool.storage[block, layer]
+        words, scales = encode(torch.stack((k, v), 1), pool.format.dtype)
+        layout.elements(tiles)[:, :, offset] = words
+        layout.factors(tiles)[:, offset] = scales
+        return
     pool.storage[block, layer, 0, :, offset] = k.to(pool.storage.dtype)
     pool.storage[block, layer, 1, :, offset] = v.to(pool.storage.dtype)
 
@@ -51,6 +60,13 @@ def _write(pool: KVPool, segment: Segment, layer: int, position: int, k: Tensor,
 def _context(pool: KVPool, segment: Segment, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
     """K and V ``[end - first, kv_heads, head_dim]`` of positions ``first`` to ``end - 1``."""
     slots = [_slot(pool, segment, position) for position in range(first, end)]
+    if pool.format.rounded:
+        layout = TileLayout(pool.format)
+        tiles = torch.stack([pool.storage[block, layer] for block, _ in slots])
+        rows, offsets = torch.arange(len(slots)), torch.tensor([offset for _, offset in slots])
+        words, scales = layout.elements(tiles)[rows, :, :, offsets], layout.factors(tiles)[rows, :, offsets]
+        both = decode(words, scales, pool.format.dtype).double()
+        return both[:, :, 0], both[:, :, 1]
     keys = torch.stack([pool.storage[block, layer, 0, :, offset] for block, offset in slots])
     values = torch.stack([pool.storage[block, layer, 1, :, offset] for block, offset in slots])
     return keys.double(), values.double()
