@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from tests.support.certificate import Certificate, make_certificate
+from tests.support.quick_interpreter import quicken
 
 if not torch.cuda.is_available():
     # Triton reads this when a kernel is defined, so it must be set before any kernel's module is imported.
     os.environ["TRITON_INTERPRET"] = "1"
+    quicken()
 
 
 # Servers that tests kill leave recordings: not among those of who runs the tests.

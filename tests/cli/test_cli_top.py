@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -292,6 +293,7 @@ def test_numbers():
 def live(url):
     """``top`` in a real terminal; gives its process and ``until(words, since)``, which waits for what it shows."""
     leader, follower = pty.openpty()
+    termios.tcsetwinsize(leader, (40, 160))  # no message wraps
     seen = bytearray()
 
     def read():
@@ -310,7 +312,10 @@ def live(url):
 
     threading.Thread(target=read, daemon=True).start()
     command = [sys.executable, "-m", "firsttoken.cli.main", "top", url, "--interval", "100ms"]
-    child = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
+    # Named, or it would get the lines and columns too that readline, which pytest imports, sets behind Python's back.
+    environ = dict(os.environ)
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
+    child = subprocess.Popen(command, **streams, env=environ, start_new_session=True)
     try:
         yield child, until
     finally:
