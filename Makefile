@@ -55,11 +55,12 @@ soak: $(VENV)/.installed
 	$(BIN)/python benchmarks/soak.py --hours 1 $(ARGS)
 	$(BIN)/python benchmarks/overload_http.py $(ARGS)
 
-test-integrations: $(VENV)/.installed model $(VENV)-openai2/.installed
-	$(BIN)/python -m benchmarks.integrations --output benchmarks/results/integrations.json $(VENV)-openai2/bin/python
+test-integrations: model $(VENV)-openai2/.installed $(VENV)-compressed/.installed
+	$(BIN)/python -m benchmarks.integrations --output benchmarks/results/integrations.json \
+	  --compressed-tensors $(VENV)-compressed/bin/python $(VENV)-openai2/bin/python
 
 clean:
-	rm -rf $(VENV) $(VENV)-openai2 build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-openai2 $(VENV)-compressed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---------------------------------------------------------------- environments
@@ -89,4 +90,12 @@ $(VENV)/.installed-peers: $(VENV)/.installed-test
 $(VENV)-openai2/.installed: Makefile | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)-openai2
 	$(VENV)-openai2/bin/python -m pip install -qq --disable-pip-version-check 'openai>=2,<3'
+	@touch $@
+
+# Sees the packages of $(VENV), torch among them, and has beside them only what would otherwise bring its own.
+$(VENV)-compressed/.installed: Makefile | $(VENV)/.installed-test
+	$(BIN)/python -m venv $(VENV)-compressed
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  > "$$($(VENV)-compressed/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	$(VENV)-compressed/bin/python -m pip install -qq --disable-pip-version-check --no-deps 'compressed-tensors>=0.19,<1' loguru psutil
 	@touch $@

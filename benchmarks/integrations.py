@@ -1,5 +1,6 @@
 """Other projects' clients against a running server, each in a virtual environment of its own, and, where they are
-installed, Prometheus with the expressions of the Grafana dashboard and Chromium with the server's own page.
+installed, Prometheus with the expressions of the Grafana dashboard and Chromium with the server's own page. And the
+`compressed-tensors` package, with ``--compressed-tensors PYTHON``, over what ``firsttoken quantize`` writes.
 
     make test-integrations
 
@@ -15,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +27,8 @@ from firsttoken.cli import report
 from firsttoken.core.engine_args import DEFAULT_MODEL
 
 CLIENT = Path(__file__).with_name("openai_client_checks.py")
+LAYOUT = Path(__file__).with_name("compressed_tensors_checks.py")
+SCHEMES = ("int4", "fp8", "int8")
 START_S = 60.0
 # How long Prometheus scrapes a server that is asked things all the while.
 GRAFANA_S = 20.0
@@ -78,10 +82,28 @@ def run_page() -> dict[str, Any]:
     return dashboard_page.page_figures(free_port())
 
 
+def run_layout(python: str | None, model: str) -> dict[str, Any]:
+    """What the package makes of the model in each scheme. It is rounded to nearest: methods share the layout."""
+    if python is None:
+        return {"ok": True, "skipped": "no interpreter with compressed-tensors was named"}
+    with tempfile.TemporaryDirectory() as folder:
+        outs = {scheme: f"{folder}/{scheme}" for scheme in SCHEMES}
+        for scheme, out in outs.items():
+            command = [sys.executable, "-m", "firsttoken.cli.main", "quantize", model, "--scheme", scheme, "--out", out]
+            command += ["--method", "rtn", "--tokens", "64", "--context", "32", "--device", "cpu", "--no-self-check"]
+            subprocess.run(command, check=True, stdout=sys.stderr, timeout=600)
+        done = subprocess.run([python, str(LAYOUT), *outs.values()], stdout=subprocess.PIPE, text=True, timeout=600)
+    if not done.stdout:
+        return {"ok": False, "error": f"the checks ended with code {done.returncode}"}
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("python", nargs="+", help="interpreters of the environments that hold the clients")
     parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--compressed-tensors", metavar="PYTHON", help="an interpreter that has it and firsttoken")
     parser.add_argument("--output", type=Path, help="write the result here, too")
     options = parser.parse_args()
 
@@ -101,13 +123,14 @@ def main() -> int:
         "server_exit_code": code,
         "grafana": run_grafana(options.model),
         "dashboard": run_page(),
+        "layout": run_layout(options.compressed_tensors, options.model),
     }
     text = json.dumps(result, indent=1)
     print(text)
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text + "\n")
-    fine = code == 0 and all(one["ok"] for one in (*clients, result["grafana"], result["dashboard"]))
+    fine = code == 0 and all(one["ok"] for one in (*clients, result["grafana"], result["dashboard"], result["layout"]))
     return 0 if fine else 1
 
 
