@@ -110,15 +110,27 @@ def stack(parts: Sequence[RoundedWeight]) -> RoundedWeight | None:
     wide = kinds[0] if len(set(kinds)) == 1 else torch.float32
     zeros = None
     if any(part.zeros is not None for part in parts):
-        zeros = torch.cat([_zeros(part) for part in parts])
+        zeros = _below([_zeros(part) for part in parts])
     return RoundedWeight(
         first.format,
-        torch.cat([part.values.view(torch.int8) for part in parts]).view(first.values.dtype),
-        torch.cat([part.scales.to(wide) for part in parts]),
+        _below([part.values.view(torch.int8) for part in parts]).view(first.values.dtype),
+        _below([part.scales.to(wide) for part in parts]),
         first.group,
         zeros,
     )
 
 
+def _below(parts: Sequence[Tensor]) -> Tensor:
+    """Not by torch.cat: on the meta device, where kernels are only compiled, it makes torch import its tracer, for
+    seconds."""
+    first, rows = parts[0], [len(part) for part in parts]
+    out = torch.empty((sum(rows), *first.shape[1:]), dtype=first.dtype, device=first.device)
+    for place, part in zip(torch.split(out, rows), parts, strict=True):
+        place.copy_(part)
+    return out
+
+
 def _zeros(weight: RoundedWeight) -> Tensor:
-    return torch.zeros_like(weight.scales, dtype=torch.int8) if weight.zeros is None else weight.zeros
+    if weight.zeros is not None:
+        return weight.zeros
+    return torch.zeros(weight.scales.shape, dtype=torch.int8, device=weight.scales.device)
