@@ -1,6 +1,7 @@
 """Other projects' clients against a running server, each in a virtual environment of its own, and, where they are
 installed, Prometheus with the expressions of the Grafana dashboard and Chromium with the server's own page. And the
-`compressed-tensors` package, with ``--compressed-tensors PYTHON``, over what ``firsttoken quantize`` writes.
+`compressed-tensors` package, with ``--compressed-tensors PYTHON``, over what ``firsttoken quantize`` writes, and
+firsttoken over what that package does.
 
     make test-integrations
 
@@ -28,6 +29,8 @@ from firsttoken.core.engine_args import DEFAULT_MODEL
 
 CLIENT = Path(__file__).with_name("openai_client_checks.py")
 LAYOUT = Path(__file__).with_name("compressed_tensors_checks.py")
+READING = Path(__file__).with_name("compressed_tensors_reading.py")
+NO_PACKAGE = "no interpreter with compressed-tensors was named"
 SCHEMES = ("int4", "fp8", "int8")
 START_S = 60.0
 # How long Prometheus scrapes a server that is asked things all the while.
@@ -85,14 +88,23 @@ def run_page() -> dict[str, Any]:
 def run_layout(python: str | None, model: str) -> dict[str, Any]:
     """What the package makes of the model in each scheme. It is rounded to nearest: methods share the layout."""
     if python is None:
-        return {"ok": True, "skipped": "no interpreter with compressed-tensors was named"}
+        return {"ok": True, "skipped": NO_PACKAGE}
     with tempfile.TemporaryDirectory() as folder:
         outs = {scheme: f"{folder}/{scheme}" for scheme in SCHEMES}
         for scheme, out in outs.items():
             command = [sys.executable, "-m", "firsttoken.cli.main", "quantize", model, "--scheme", scheme, "--out", out]
             command += ["--method", "rtn", "--tokens", "64", "--context", "32", "--device", "cpu", "--no-self-check"]
             subprocess.run(command, check=True, stdout=sys.stderr, timeout=600)
-        done = subprocess.run([python, str(LAYOUT), *outs.values()], stdout=subprocess.PIPE, text=True, timeout=600)
+        return _run_checks([python, str(LAYOUT), *outs.values()])
+
+
+def run_reading(python: str | None) -> dict[str, Any]:
+    """Whether what the package writes is read as it is meant."""
+    return {"ok": True, "skipped": NO_PACKAGE} if python is None else _run_checks([python, str(READING)])
+
+
+def _run_checks(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600)
     if not done.stdout:
         return {"ok": False, "error": f"the checks ended with code {done.returncode}"}
     seen: dict[str, Any] = json.loads(done.stdout)
@@ -124,13 +136,15 @@ def main() -> int:
         "grafana": run_grafana(options.model),
         "dashboard": run_page(),
         "layout": run_layout(options.compressed_tensors, options.model),
+        "reading": run_reading(options.compressed_tensors),
     }
     text = json.dumps(result, indent=1)
     print(text)
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(text + "\n")
-    fine = code == 0 and all(one["ok"] for one in (*clients, result["grafana"], result["dashboard"], result["layout"]))
+    others = (result[name] for name in ("grafana", "dashboard", "layout", "reading"))
+    fine = code == 0 and all(one["ok"] for one in (*clients, *others))
     return 0 if fine else 1
 
 
