@@ -84,9 +84,9 @@ def plan_weights(checkpoint: Checkpoint, device: str, dtype: str, quantization: 
         elif head is not None:
             ends += _rounded_bytes(head, element)
         layers = sum(_rounded_bytes(matrix, element) for matrix in joined)
-        scratch = max(
-            (matrix.elements for matrix in joined if matrix.rounded and matrix.rounded.format == "int4"), default=0
-        )
+        # Where int4 is FP8 for a product of many rows, in whole blocks of columns.
+        four = [matrix for matrix in joined if matrix.rounded and matrix.rounded.format == "int4"]
+        scratch = max((matrix.rows * -(-matrix.columns // 64) * 64 for matrix in four), default=0)
         return WeightPlan(4 * vectors + ends + layers + scratch, layers, max(largest, last.elements), 0, 0)
     layers = sum(_linear_bytes(matrix, element, quantization) for matrix in joined)
     if device != "cpu" and config.architecture in FUSED:
