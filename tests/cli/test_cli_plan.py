@@ -96,6 +96,7 @@ def test_the_cpu_is_measured_first(capsys, monkeypatch):
         (["--gpu", "h200", "--users", "5000"], "users may be at most 4096"),
         (["--gpu", "h200", "--context", "600"], "max_model_len must be 1 to 512"),
         (["--gpu", "h200", "--quantization", "packed"], "quantization 'packed' is for the CPU"),
+        (["--gpu", "h200", "--quantization", "int8"], "quantization 'int8' is for the CPU.*--quantization fp8"),
         (["--gpu", "h200", "--kv-dtype", "float32"], "--kv-dtype 'float32' with dtype 'bfloat16'"),
     ],
 )

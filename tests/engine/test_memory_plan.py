@@ -16,7 +16,7 @@ from firsttoken.executor.ahead.gpus import KNOWN
 from firsttoken.executor.graphs.captures import LARGEST_LEARNED
 from firsttoken.executor.memory_plan import cpu, gpu
 from firsttoken.executor.memory_plan.cpu import Footprint
-from firsttoken.executor.memory_plan.weights import FUSED, HEAD, plan_weights
+from firsttoken.executor.memory_plan.weights import CPU_ROUNDED_BITS, FUSED, HEAD, plan_weights
 from firsttoken.kernels.paged_attention import cpu as cpu_attention
 from firsttoken.kernels.paged_attention.gpu_config import prefill_config
 from firsttoken.models.load import load_model
@@ -43,15 +43,17 @@ def _plan(machine, model="random:llama-3.1-8b", context=8192, users=16, **args):
         ("random:tiny-llama", "none", "bfloat16"),
         ("random:tiny-qwen2", "packed", "bfloat16"),
         ("random:tiny-qwen3", "packed", "bfloat16"),
+        ("random:tiny-qwen2", "int8", "bfloat16"),
         pytest.param("smollm2", "packed", "bfloat16", marks=pytest.mark.model),
         pytest.param("smollm2", "none", "float32", marks=pytest.mark.model),
+        pytest.param("smollm2", "int4", "bfloat16", marks=pytest.mark.model),
     ],
 )
 def test_weights_on_the_cpu_are_those_of_the_loaded_model(model, quantization, dtype):
     checkpoint = open_checkpoint(model, offline=True)
     loaded = load_model(checkpoint, device="cpu", dtype=dtype, quantization=quantization)
     table = getattr(loaded.head, "table", None)
-    own_rows = 0 if table is None or table is loaded.embedding else table.nbytes
+    own_rows = 0 if table is None or table is loaded.embedding or quantization in CPU_ROUNDED_BITS else table.nbytes
     infos = checkpoint.tensors.infos().values()
     vectors = sum(4 * info.num_elements for info in infos if len(info.shape) == 1)
     planned = plan_weights(checkpoint, "cpu", dtype, quantization)

@@ -79,8 +79,9 @@ def test_an_old_cpu_gets_unpacked_float32():
     old = CPUFacts(threads=4, fast_bf16=False, free_memory=8 * GIB)
     executor = _resolve(old).executor
     assert (executor.quantization, executor.dtype) == ("none", "float32")
-    with pytest.raises(ConfigError, match="AVX-512"):
-        _resolve(old, quantization="packed")
+    for quantization in ("packed", "int8", "int4"):
+        with pytest.raises(ConfigError, match=f"'{quantization}' computes in bfloat16.*AVX-512"):
+            _resolve(old, quantization=quantization)
 
 
 @pytest.mark.parametrize(("kv_dtype", "bytes_a_vector"), [("fp8", 16 + 2), ("int4", 8 + 4)])
@@ -118,6 +119,9 @@ def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
         ({"quantization": "packed", "dtype": "float32"}, "bfloat16"),
         ({"kv_dtype": "float32"}, "kv_dtype 'float32' with dtype 'bfloat16'.*or choose one of fp8, int4"),
         ({"kv_dtype": "fp16"}, "kv_dtype must be one of"),
+        ({"quantization": "int8", "dtype": "float32"}, "'int8' computes in bfloat16: use --quantization none"),
+        ({"quantization": "int4", "dtype": "float16"}, "dtype must be one of"),
+        ({"quantization": "fp8"}, "'fp8' is for GPUs.*--quantization int8"),
         ({"max_model_len": 5000}, "max_model_len must be 1 to 4096"),
         ({"max_model_len": 0}, "max_model_len must be 1 to 4096"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from firsttoken.checkpoint.hf_folder import open_folder
 from firsttoken.core.errors import CheckpointError
+from firsttoken.models.decoder import DecoderModel
 from firsttoken.models.load import load_model
 from tests.support.quantized_folders import VOCABULARY, Writer, awq, compressed, fp8, gptq, int8_rows, write_folder
 from tests.support.tiny_models import Runner, make_checkpoint
@@ -80,6 +81,30 @@ def test_logits_are_those_of_the_numbers_that_are_meant(name: str, tmp_path: Pat
     want = expected(tmp_path, meant)
     assert want.std() > 0.1
     torch.testing.assert_close(logits(tmp_path), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"), [("int4 with zero points", "int4"), ("awq", "int4"), ("gptq", "int4"), ("int8", "int8")]
+)
+def test_the_cpu_multiplies_what_is_stored(name: str, stored: str, tmp_path: Path) -> None:
+    quantization, writer = FORMATS[name]
+    want = expected(tmp_path, write_folder(tmp_path, quantization, writer))
+    model, full = (load_bfloat16(tmp_path, kind) for kind in (stored, "none"))
+    assert model.layers[1].nbytes < (0.75 if stored == "int4" else 0.55) * full.layers[1].nbytes
+    error, rounded_alone = ((Runner(one).whole(TOKENS) - want).norm() / want.norm() for one in (model, full))
+    assert error < 2 * rounded_alone, (error, rounded_alone)
+
+
+def test_the_cpu_rounds_nothing_that_a_quantized_file_holds_in_full(tmp_path: Path) -> None:
+    left = "model.layers.0.mlp.down_proj"
+    write_folder(tmp_path, ct(ignore=(left, "lm_head")), compressed(), full=("layers.0.mlp.down_proj", "lm_head"))
+    model, full = (load_bfloat16(tmp_path, kind) for kind in ("int4", "none"))
+    assert model.head.nbytes == full.head.nbytes
+    assert model.layers[1].nbytes < model.layers[0].nbytes < full.layers[0].nbytes
+
+
+def load_bfloat16(folder: Path, quantization: str) -> DecoderModel:
+    return load_model(open_folder(folder), device="cpu", dtype="bfloat16", quantization=quantization)
 
 
 @pytest.mark.parametrize("group", [64, 128])

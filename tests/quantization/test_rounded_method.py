@@ -130,13 +130,26 @@ def test_rows_do_not_see_their_neighbours(format: str) -> None:
 def test_the_head_is_eight_bits_and_linears_share_what_they_write_to() -> None:
     method: LinearMethod = linear_method("int4", torch.bfloat16)
     weights = torch.randn(80, 64)
-    head = method.head(StoredTensor.dense("head", weights))
+    head, rows = method.head(StoredTensor.dense("head", weights))
     assert head.nbytes == 80 * 64 + 2 * 80
-    assert_product(head, rounded(weights, "int8", "head").dequantized(), None, 3)
+    exact = rounded(weights, "int8", "head").dequantized()
+    assert_product(head, exact, None, 3)
+    assert rows is not None
+    assert torch.equal(rows.rows(torch.tensor([79, 3])), exact[[79, 3]])
     small, large = int4_weight(64, 32, 32, False), int4_weight(128, 64, 64, True)
     linears = [method.linear(StoredTensor.of_rounded("w", weight), None) for weight in (small, large)]
     for weight, linear in zip((small, large), linears, strict=True):
         assert_product(linear, weight.dequantized(), None, 60)
+
+
+def test_weights_of_a_file_are_not_read_from_it_later() -> None:
+    weight = int8_weight(16, 32)
+    linear = linear_method("int8", torch.bfloat16).linear(StoredTensor.of_rounded("w", weight), None)
+    x = torch.randn(1, 32).bfloat16()
+    before = linear(x)
+    weight.values.zero_()
+    weight.scales.zero_()
+    assert torch.equal(linear(x), before)
 
 
 def test_another_order_of_packing_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:

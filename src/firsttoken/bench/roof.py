@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from firsttoken.checkpoint.checkpoint import Checkpoint, TensorInfo
+from firsttoken.checkpoint.quantized.scheme import BITS
 from firsttoken.executor.memory_plan.weights import ROUNDED_BITS
 from firsttoken.transport.messages import EngineInfo
 
@@ -10,6 +11,7 @@ from firsttoken.transport.messages import EngineInfo
 # the device gives itself. The data sheet says 4,800 for an H200, which no program gets.
 READ_ROOF_GB_S = {"NVIDIA H200": 4520.0}
 
+_BITS: dict[str, int] = dict(BITS.items())
 _BYTES = {"float32": 4, "bfloat16": 2}
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Types that the CPU's packed form keeps in about the file's own bytes; it computes the others in bfloat16.
@@ -26,8 +28,8 @@ def weight_bytes(checkpoint: Checkpoint, quantization: str, dtype: str) -> int |
 
     None for a ``quantization`` whose stored size is not known here.
     """
-    if quantization in ROUNDED_BITS:
-        return _rounded(checkpoint, quantization) if checkpoint.config.quantized is None else _as_stored(checkpoint)
+    if quantization in _BITS:
+        return (_rounded if checkpoint.config.quantized is None else _as_stored)(checkpoint, quantization)
     if quantization not in ("none", "packed") or dtype not in _BYTES:
         return None
     tied = checkpoint.config.tie_word_embeddings
@@ -45,23 +47,25 @@ def _kept_bytes(info: TensorInfo, quantization: str, dtype: str) -> int:
 
 
 def _rounded(checkpoint: Checkpoint, quantization: str) -> int:
-    """The head is FP8 in either case; scales are some per cent more."""
+    """The head is of eight bits in any case; scales are some per cent more."""
     config, infos = checkpoint.config, dict(checkpoint.tensors.infos())
     head = infos.pop(_EMBEDDING if config.tie_word_embeddings else _HEAD).num_elements
     infos.pop(_EMBEDDING, None)
     matrices = sum(info.num_elements for info in infos.values() if len(info.shape) == 2)
-    return head + matrices * ROUNDED_BITS[quantization] // 8
+    return head + matrices * _BITS[quantization] // 8
 
 
-def _as_stored(checkpoint: Checkpoint) -> int:
-    """Of a file that is rounded already: what it holds in full is read in bfloat16, as are integers of eight bits."""
+def _as_stored(checkpoint: Checkpoint, quantization: str) -> int:
+    """Of a file that is rounded already: what it holds in full is read in bfloat16, as are integers of eight bits but
+    where the CPU computes with those."""
+    bits = {**ROUNDED_BITS, quantization: _BITS[quantization]}
     config, infos = checkpoint.config, dict(checkpoint.tensors.infos())
     if not config.tie_word_embeddings:
         infos.pop(_EMBEDDING)
     elif _HEAD in infos:
         infos.pop(_HEAD)
     return sum(
-        info.num_elements * ROUNDED_BITS.get(info.rounded.format if info.rounded else "", 16) // 8
+        info.num_elements * bits.get(info.rounded.format if info.rounded else "", 16) // 8
         for info in infos.values()
         if len(info.shape) == 2
     )

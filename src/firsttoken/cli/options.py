@@ -141,9 +141,9 @@ ENGINE_OPTIONS: dict[str, Option] = {
         "type of activations and unpacked weights (default: auto)", choices=("auto", "float32", "bfloat16")
     ),
     "quantization": Option(
-        "none: weights in full; packed: in the forms that are fastest on the CPU; int4, fp8: rounded while they are "
-        "loaded onto a GPU (default: auto)",
-        choices=("auto", "none", "packed", "int4", "fp8"),
+        "none: weights in full; packed: in the forms that are fastest on the CPU; int4, int8 (CPU) and fp8 (GPU): "
+        "rounded while they are loaded (default: auto)",
+        choices=("auto", "none", "packed", "int4", "int8", "fp8"),
     ),
     "kv_dtype": Option(
         "type of the KV cache; fp8 takes half of bfloat16, int4 about a quarter (default: auto, as the activations)",

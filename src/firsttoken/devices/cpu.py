@@ -18,7 +18,7 @@ from firsttoken.scheduler.budget import TimeBudget
 from firsttoken.scheduler.step_prior import Roof
 
 GIB = 1 << 30
-QUANTIZATIONS = ("auto", "none", "packed")
+QUANTIZATIONS = ("auto", "none", "packed", "int8", "int4")
 DTYPES = ("auto", "bfloat16", "float32")
 # Products that torch's libraries keep prepared: each number of token rows is a new one for each kind of weights. By
 # themselves they keep 1,024, which after prompts of 500 lengths were 1.1 GiB, whatever the model's size.
@@ -93,6 +93,8 @@ class CPUDevice:
         )
 
     def choose_weights(self, quantization: str, dtype: str) -> WeightChoice:
+        if quantization == "fp8":
+            raise ConfigError("quantization 'fp8' is for GPUs: the eight bits of the CPU are --quantization int8")
         one_of("quantization", quantization, QUANTIZATIONS)
         one_of("dtype", dtype, DTYPES)
         fast = self._detected().fast_bf16
@@ -103,16 +105,18 @@ class CPUDevice:
                 why = "weights packed for the CPU's matrix instructions"
             else:
                 why = "float32 was asked for" if dtype == "float32" else "this CPU has no bfloat16 instructions"
-        if quantization == "packed":
+        if quantization != "none":
             if not fast:
                 raise ConfigError(
-                    "quantization 'packed' computes in bfloat16, which this CPU has no instructions for (AVX-512 "
-                    "needed): use --quantization none"
+                    f"quantization {quantization!r} computes in bfloat16, which this CPU has no instructions for "
+                    "(AVX-512 needed): use --quantization none"
                 )
             if dtype == "float32":
-                raise ConfigError("quantization 'packed' computes in bfloat16: use --quantization none for float32")
+                raise ConfigError(
+                    f"quantization {quantization!r} computes in bfloat16: use --quantization none for float32"
+                )
         if dtype == "auto":
-            dtype = "bfloat16" if quantization == "packed" else "float32"
+            dtype = "float32" if quantization == "none" else "bfloat16"
         return WeightChoice(quantization=quantization, dtype=dtype, why=why)
 
     def begin(self) -> None:

@@ -101,6 +101,8 @@ class CUDADevice:
         )
 
     def choose_weights(self, quantization: str, dtype: str) -> WeightChoice:
+        if quantization == "int8":
+            raise ConfigError("quantization 'int8' is for the CPU: the eight bits of a GPU are --quantization fp8")
         one_of("quantization", quantization, ("auto", "none", "packed", "int4", "fp8"))
         one_of("dtype", dtype, ("auto", "bfloat16", "float32"))
         if quantization == "packed":

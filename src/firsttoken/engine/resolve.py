@@ -20,7 +20,7 @@ from firsttoken.engine.affinity import check_core
 from firsttoken.engine.config import EngineConfig
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.executor.config import ExecutorConfig
-from firsttoken.executor.memory_plan.weights import FUSED, ROUNDED_BITS, plan_weights
+from firsttoken.executor.memory_plan.weights import FUSED, plan_weights
 from firsttoken.kvcache.disk import DiskConfig
 from firsttoken.kvcache.eviction import make_policy
 from firsttoken.kvcache.host import available_memory, host_blocks
@@ -77,7 +77,7 @@ def resolve(
             log.chose(option, getattr(weights, option), weights.why)
     kv_format = _kv_format(args, config, device.kind, weights.dtype, log)
     free = facts.free_memory - policy.fixed_memory
-    weight_bytes = _weight_bytes(checkpoint, weights, free)
+    weight_bytes = _weight_bytes(checkpoint, weights, device.kind, free)
     left = free - weight_bytes
     step_time = LearningStepTime(rough_step_time(policy.roof, _cost(checkpoint, weight_bytes, kv_format), policy.sizes))
     budget = _budget(args, policy, step_time, weights.quantization)
@@ -188,12 +188,12 @@ def _cost(checkpoint: Checkpoint, weight_bytes: int, kv_format: KVFormat) -> Mod
     )
 
 
-def _weight_bytes(checkpoint: Checkpoint, weights: WeightChoice, free: int) -> int:
+def _weight_bytes(checkpoint: Checkpoint, weights: WeightChoice, device: str, free: int) -> int:
     """Weights that cannot fit are refused before the system runs out of memory and ends some process for it."""
     kept_as = weights.dtype
-    if weights.quantization in ROUNDED_BITS:
+    if weights.quantization in FORMATS:
         kept_as = weights.quantization
-        need = plan_weights(checkpoint, "cuda", weights.dtype, weights.quantization).kept
+        need = plan_weights(checkpoint, device, weights.dtype, weights.quantization).kept
     else:
         need = sum(info.num_elements for info in checkpoint.tensors.infos().values()) * _BYTES[weights.dtype]
     if need > free:

@@ -47,7 +47,7 @@ def load_model(
         if threads < 1:
             raise ConfigError(f"threads must be 1 or more, got {threads}")
         torch.set_num_threads(threads)
-    method = linear_method(quantization, DTYPES[dtype])
+    method = linear_method(quantization, DTYPES[dtype], as_stored=checkpoint.config.quantized is not None)
     return build_decoder(checkpoint.config, model_weights(checkpoint, method.dtype), method)
 
 
@@ -82,10 +82,10 @@ def build_decoder(
 
 def _head(matrix: StoredTensor, table: RowTable | None, method: LinearMethod) -> Head:
     """``table`` holds the rows of ``matrix`` where they are kept already: a tied head."""
-    linear = method.head(matrix)
+    linear, rows = method.head(matrix)
     if method.dtype == torch.float32:
         return FullHead(linear)
-    return RefinedHead(linear, table or RowTable(matrix, method.dtype))
+    return RefinedHead(linear, table or rows or RowTable(matrix, method.dtype))
 
 
 def model_weights(

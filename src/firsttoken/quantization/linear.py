@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from firsttoken.kernels.silu_mul import silu_mul
+from firsttoken.quantization.row_table import RowTable
 from firsttoken.quantization.stored import StoredTensor
 
 
@@ -46,8 +47,8 @@ class LinearMethod(Protocol):
         """``weight [2 N, K]`` and ``bias [2 N]`` with the gate's rows first; the gate is SiLU."""
         ...
 
-    def head(self, weight: StoredTensor) -> Linear:
-        """``weight [vocab, K]`` of the head."""
+    def head(self, weight: StoredTensor) -> tuple[Linear, RowTable | None]:
+        """``weight [vocab, K]`` of the head, and its rows where they lie in the same memory."""
         ...
 
 

@@ -13,8 +13,11 @@ from firsttoken.quantization.unpacked import UnpackedMethod
 QUANTIZATIONS = ("none", "packed", "int8", "int4")
 
 
-def linear_method(quantization: str, dtype: torch.dtype) -> LinearMethod:
-    """The method of that name computing in ``dtype``. Raises `ConfigError` for a name or pair that does not exist."""
+def linear_method(quantization: str, dtype: torch.dtype, *, as_stored: bool = False) -> LinearMethod:
+    """The method of that name computing in ``dtype``; ``as_stored`` for a file whose linears are rounded already.
+
+    Raises `ConfigError` for a name or pair that does not exist.
+    """
     if quantization == "none":
         return UnpackedMethod(dtype)
     if quantization not in QUANTIZATIONS:
@@ -25,4 +28,4 @@ def linear_method(quantization: str, dtype: torch.dtype) -> LinearMethod:
         )
     if quantization == "packed":
         return PackedMethod()
-    return RoundedMethod("int4" if quantization == "int4" else "int8")
+    return RoundedMethod("int4" if quantization == "int4" else "int8", as_stored=as_stored)

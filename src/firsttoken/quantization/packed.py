@@ -7,6 +7,7 @@ from torch import Tensor
 
 from firsttoken.quantization.int4 import Int4Linear, packed_as_stored
 from firsttoken.quantization.linear import ByRows, FusedGate, GatedLinear, Linear
+from firsttoken.quantization.row_table import RowTable
 from firsttoken.quantization.stored import StoredTensor
 from firsttoken.quantization.unpacked import UnpackedMethod
 
@@ -36,5 +37,5 @@ class PackedMethod:
     def gated(self, weight: StoredTensor, bias: Tensor | None) -> GatedLinear:
         return FusedGate(self.linear(weight, bias))
 
-    def head(self, weight: StoredTensor) -> Linear:
-        return self.linear(weight, None)
+    def head(self, weight: StoredTensor) -> tuple[Linear, RowTable | None]:
+        return self.linear(weight, None), None

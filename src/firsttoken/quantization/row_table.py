@@ -17,8 +17,11 @@ class RowTable:
 
     __slots__ = ("_stored",)
 
-    def __init__(self, stored: StoredTensor, dtype: torch.dtype) -> None:
-        if stored.rounded is not None or stored.type in FLOAT_TYPES or stored.type in gguf_torch.TYPES:
+    def __init__(self, stored: StoredTensor, dtype: torch.dtype, *, copy: bool = True) -> None:
+        """``copy`` may be left out where ``stored`` is no view of a file."""
+        if not copy:
+            self._stored = stored
+        elif stored.rounded is not None or stored.type in FLOAT_TYPES or stored.type in gguf_torch.TYPES:
             self._stored = stored.map_rows(Tensor.clone)
         else:
             self._stored = StoredTensor.dense(stored.name, stored.dequantize(dtype))

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from firsttoken.quantization.linear import FusedGate, GatedLinear, Linear
+from firsttoken.quantization.row_table import RowTable
 from firsttoken.quantization.stored import StoredTensor
 
 
@@ -69,5 +70,5 @@ class UnpackedMethod:
         # 20 % slower at 8.
         return FusedGate(self.linear(weight, bias))
 
-    def head(self, weight: StoredTensor) -> Linear:
-        return self.linear(weight, None)
+    def head(self, weight: StoredTensor) -> tuple[Linear, RowTable | None]:
+        return self.linear(weight, None), None

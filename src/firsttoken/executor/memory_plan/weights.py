@@ -16,8 +16,9 @@ from firsttoken.kernels.packed_linear.config import CHUNK_COLUMNS, TILE, int4_gr
 # Whose layers the GPU's fused kernels compute (`models.registry.Family.fused`, which a test compares).
 FUSED = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
-# What GPUs round weights to while they are loaded, or keep as a file has them.
+# What GPUs round weights to while they are loaded, or keep as a file has them; and what the CPU does.
 ROUNDED_BITS = {"int4": 4, "fp8": 8}
+CPU_ROUNDED_BITS = {"int4": 4, "int8": 8}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
@@ -25,6 +26,8 @@ _FOUR_BIT = frozenset({"Q4_0", "Q4_1"})
 # Whose rows are looked up without a copy in full (`quantization.gguf_torch.TYPES`).
 _ROW_TYPES = _FOUR_BIT | {"Q8_0"}
 _GROUP = 32
+# Rows that the CPU packs together (`quantization.int4.BLOCK`).
+_BLOCK = 64
 # Matrices that are kept as one.
 _TOGETHER = (re.compile(r"self_attn\.[qkv]_proj\.weight$"), re.compile(r"mlp\.(gate|up)_proj\.weight$"))
 
@@ -74,7 +77,7 @@ def plan_weights(checkpoint: Checkpoint, device: str, dtype: str, quantization: 
     joined = _join(matrices)
     element = ELEMENT_BYTES[dtype]
     largest = element * max(matrix.elements for matrix in joined)
-    if quantization in ROUNDED_BITS:
+    if quantization in ROUNDED_BITS and device != "cpu":
         last = head or embedding
         # The head that was to be rounded on load is FP8; where a file says it is the embedding, there is one of both.
         ends = element * embedding.elements
@@ -88,11 +91,12 @@ def plan_weights(checkpoint: Checkpoint, device: str, dtype: str, quantization: 
         four = [matrix for matrix in joined if matrix.rounded and matrix.rounded.format == "int4"]
         scratch = max((matrix.rows * -(-matrix.columns // 64) * 64 for matrix in four), default=0)
         return WeightPlan(4 * vectors + ends + layers + scratch, layers, max(largest, last.elements), 0, 0)
-    layers = sum(_linear_bytes(matrix, element, quantization) for matrix in joined)
+    rule = "as stored" if quantization in CPU_ROUNDED_BITS and config.quantized is not None else quantization
+    layers = sum(_linear_bytes(matrix, element, rule) for matrix in joined)
     if device != "cpu" and config.architecture in FUSED:
         ends = element * (embedding.elements + (0 if head is None else head.elements))
     else:
-        ends = _ends(embedding, head, element, quantization)
+        ends = _ends(embedding, head, element, rule)
     mapped = 0 if random or device != "cpu" else sum(info.nbytes for info in infos.values())
     # Float tensors of a file are views of it; what is drawn takes memory of its own.
     source = element * embedding.elements if random and device == "cpu" else 0
@@ -104,9 +108,12 @@ def _is_matrix(info: TensorInfo) -> bool:
 
 
 def _ends(embedding: _Matrix, head: _Matrix | None, element: int, quantization: str) -> int:
-    """The table of rows that tokens are looked up in, the head's matrix, and its own rows for exact logits."""
-    total = _table_bytes(embedding, element) + _linear_bytes(head or embedding, element, quantization)
-    if head is not None and element == 2:
+    """The table of rows that tokens are looked up in, the head's matrix, and its own rows for exact logits, which are
+    the matrix itself where that is int8."""
+    rounded = quantization in CPU_ROUNDED_BITS
+    total = _table_bytes(embedding, element)
+    total += _linear_bytes(head or embedding, element, "int8" if rounded else quantization)
+    if head is not None and element == 2 and not rounded:
         total += _table_bytes(head, element)
     return total
 
@@ -123,11 +130,31 @@ def _table_bytes(matrix: _Matrix, element: int) -> int:
 
 
 def _linear_bytes(matrix: _Matrix, element: int, quantization: str) -> int:
-    """In full, and beside it, where weights are packed and it fits the 4-bit product, half a byte an element with a
-    scale and a zero (bfloat16) for each group."""
-    packs = matrix.type in _FOUR_BIT and matrix.rows % 16 == 0 and matrix.columns % _GROUP == 0
-    packed = matrix.elements // 2 + matrix.elements // _GROUP * 4 if quantization == "packed" and packs else 0
-    return matrix.elements * element + packed
+    """On the CPU: int8 with a scale a row, int4, or in full; and beside that, where weights are packed, what the file
+    holds in four bits. "as stored": each as the file holds it."""
+    scheme, group = matrix.rounded, _stored_group(matrix)
+    rows = scheme is not None and scheme.format == "int8" and scheme.group == 0 and not scheme.zeros
+    if quantization == "int8" or (quantization in ("int4", "as stored") and rows):
+        return matrix.elements + 2 * matrix.rows
+    if quantization == "int4":
+        return _int4_bytes(matrix, group or int4_group(matrix.columns) or _GROUP)
+    if quantization == "as stored" and group:
+        return _int4_bytes(matrix, group)
+    return matrix.elements * element + (_int4_bytes(matrix, group) if quantization == "packed" and group else 0)
+
+
+def _stored_group(matrix: _Matrix) -> int:
+    """The columns that share a scale where the file holds four bits (`quantization.int4.packed_as_stored`); else 0."""
+    if matrix.type in _FOUR_BIT:
+        return _GROUP
+    scheme = matrix.rounded
+    return int4_group(scheme.group or matrix.columns) if scheme is not None and scheme.format == "int4" else 0
+
+
+def _int4_bytes(matrix: _Matrix, group: int) -> int:
+    """Half a byte an element, with a scale and a zero (bfloat16) for each group, in whole blocks of rows."""
+    elements = -(-matrix.rows // _BLOCK) * _BLOCK * matrix.columns
+    return elements // 2 + elements // group * 4
 
 
 def _on_load(matrix: _Matrix, quantization: str) -> LinearScheme:
