@@ -39,7 +39,7 @@ class NoAttention:
 class DecodeStep:
     """``rows`` requests at ``context`` tokens each, random weights and random KV."""
 
-    def __init__(self, model: str, rows: int, context: int) -> None:
+    def __init__(self, model: str, rows: int, context: int, quantization: str = "none") -> None:
         self.runtime = CUDARuntime()
         self.overrides: dict[Override, LinearConfig] = {}
         self._trial: dict[Override, LinearConfig] = {}
@@ -56,7 +56,7 @@ class DecodeStep:
             pool = KVPool(kv, rows * blocks, device=str(device))
             pool.storage.normal_()
             properties = torch.cuda.get_device_properties(device)
-            limits = Limits(context + 1, rows, properties.multi_processor_count, self.choose)
+            limits = Limits(context + 1, rows, properties.multi_processor_count, self.choose, quantization=quantization)
             self.model = load_fused(checkpoint, pool, device, limits)
             self.model.attention._choose_decode = self._choose_attention
             # Enough for any candidate.

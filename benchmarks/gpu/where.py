@@ -1,6 +1,7 @@
 """Where the GPU's time in a step goes: the profiler's table of the kernels of captured steps.
 
-    python -m benchmarks.gpu.where [MODEL] [--decode 1 8 64] [--prompt 512 8192] [--mixed 64:1024] [--output FILE]
+    python -m benchmarks.gpu.where [MODEL] [--decode 1 8 64] [--prompt 512 8192] [--mixed 64:1024]
+        [--quantization int4] [--output FILE]
 
 ``--mixed R:T`` is a step of R decode rows at 576 tokens and a chunk that fills it to T token rows. Times are sums over
 a replay; kernels of the decode chain overlap by dependent launch, so their sum may exceed the step, which is timed by
@@ -71,11 +72,13 @@ def main() -> None:
     parser.add_argument("--decode", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--prompt", type=int, nargs="*", default=[512, 8192])
     parser.add_argument("--mixed", type=pair, nargs="*", default=[(64, 1024)], metavar="ROWS:TOTAL")
+    parser.add_argument("--quantization", choices=("none", "int4", "fp8"), default="none")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     rows = max([*arguments.decode, *(rows for rows, _ in arguments.mixed), 1])
     longest = max([*arguments.prompt, *(total for _, total in arguments.mixed), CONTEXT])
-    decoding = DecodeStep(arguments.model, rows + 1, max(CONTEXT, *(total for _, total in arguments.mixed), 0))
+    most = max(CONTEXT, *(total for _, total in arguments.mixed), 0)
+    decoding = DecodeStep(arguments.model, rows + 1, most, arguments.quantization)
     found = []
     for count in arguments.decode:
         view = decode_view(decoding, count)
@@ -84,11 +87,12 @@ def main() -> None:
         view = mixed_view(decoding, count, 0, total - count, True)
         what = f"{count} rows at {CONTEXT} and a chunk of {total - count}"
         found.append(measure(decoding, what, lambda view=view: decoding.model.forward(view)))  # type: ignore[misc]
-    prompting = DecodeStep(arguments.model, 1, longest + 16)
+    prompting = DecodeStep(arguments.model, 1, longest + 16, arguments.quantization)
     for tokens in arguments.prompt:
         view = prompt_view(prompting, tokens)
         found.append(measure(prompting, f"a prompt of {tokens}", lambda view=view: prompting.model.forward(view)))  # type: ignore[misc]
     document = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "model": arguments.model}
+    document["quantization"] = arguments.quantization
     if arguments.output:
         arguments.output.write_text(json.dumps(document | {"steps": found}, indent=1) + "\n")
 

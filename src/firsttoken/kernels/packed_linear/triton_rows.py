@@ -20,10 +20,12 @@ def _e4m3(value, PLAIN: tl.constexpr):
 
 
 @triton.jit
-def _column(p):
-    """The column of 64 whose nibble is in byte ``p`` of a row: lane p / 16, word p / 4 % 4, and its four columns."""
-    place = p % 4
-    return p % 16 // 8 * 32 + p // 16 * 8 + p // 4 % 2 * 4 + place % 2 * 2 + place // 2
+def _as_bytes_lie(rounded):
+    """e4m3 of columns in the order of `layout`'s bytes, 64 by 64. In bits of a column's place: half, lane (two), word,
+    and two in it; a byte's place: lane, half, word, and the two exchanged."""
+    BLOCKS: tl.constexpr = rounded.shape[0] // 64
+    split = tl.reshape(rounded.to(tl.uint8, bitcast=True), [BLOCKS, 2, 4, 2, 2, 2])
+    return tl.reshape(tl.permute(split, (0, 2, 1, 3, 5, 4)), [rounded.shape[0]]).to(tl.float8e4nv, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -31,12 +33,11 @@ def round_rows_kernel(
     x, gain, out, scales, sums, eps, inverse_width, M,
     K: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, MOST: tl.constexpr, PLAIN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row: its norm where there is a ``gain``, and its values by the largest. With GROUP its columns are in the
-    order of int4 bytes, 64 by 64, and the rounded values of each group are summed."""
+    """One row: its norm where there is a ``gain``, and its values by the largest. With GROUP the rounded values of each
+    group are summed, and columns are put in the order of int4 bytes."""
     KP: tl.constexpr = K if GROUP == 0 else (K - 1) // 64 * 64 + 64
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BK)
-    column = at if GROUP == 0 else at // 64 * 64 + _column(at % 64)
+    column = tl.arange(0, BK)
     there = column < K
     if gain is not None:
         gains = tl.load(gain + column, mask=there, other=0.0).to(tl.float32)
@@ -48,17 +49,14 @@ def round_rows_kernel(
         value *= tl.rsqrt(tl.sum(value * value, 0) * inverse_width + eps) * gains
     # A row of zeros has any scale; one that is not finite stays so.
     scale = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / MOST
-    rounded = _e4m3(value / scale, PLAIN)
-    tl.store(out + row * KP + at, rounded, mask=at < KP)
+    rounded = _e4m3(value * (1.0 / scale), PLAIN)
     tl.store(scales + row, scale)
-    if GROUP == 32:  # eight bytes of each lane belong to one group, the next eight to the other
-        parts = tl.sum(tl.reshape(rounded.to(tl.float32), [BK // 64, 4, 2, 8]), 3)
-        total = tl.reshape(tl.sum(parts, 1), [BK // 32])
-    elif GROUP != 0:
-        total = tl.sum(tl.reshape(rounded.to(tl.float32), [BK // GROUP, GROUP]), 1)
     if GROUP != 0:
         group = tl.arange(0, BK // GROUP)
+        total = tl.sum(tl.reshape(rounded.to(tl.float32), [BK // GROUP, GROUP]), 1)
         tl.store(sums + group * M + row, total, mask=group < K // GROUP)
+        rounded = _as_bytes_lie(rounded)
+    tl.store(out + row * KP + column, rounded, mask=column < KP)
 
 
 @triton.jit
