@@ -100,6 +100,7 @@ def with_group(**values: Any) -> dict[str, Any]:
         (of_awq(version="gemv"), "version: 'gemv'"),
         (of_awq(bits=8), "bits: is 8"),
         (of_awq(zero_point=False), "zero_point: is false"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, r"weight_block_size: is \[128, 128\]"),
     ],
 )
 def test_what_would_not_be_honoured_is_refused(quantization: dict[str, Any], message: str) -> None:

@@ -57,6 +57,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Writer]] = {
     "gptq by rows, static groups": (of_gptq(group_size=-1, desc_act=True, static_groups=True), gptq(group=0)),
     "gptq of 8 bits": (of_gptq(bits=8), gptq(bits=8)),
     "awq": (of_awq(), awq()),
+    "autofp8": ({"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, fp8(whole=True)),
 }
 
 
@@ -230,6 +231,17 @@ def test_damage_is_refused_by_name(
     with pytest.raises(CheckpointError, match=message) as caught:
         logits(tmp_path)
     assert NAME in str(caught.value)
+
+
+def test_needless_biases_of_zeros_are_left_out_and_others_are_not(tmp_path: Path) -> None:
+    bias = torch.zeros(96).half()
+    write_folder(tmp_path, of_gptq(), gptq(), change=damage("bias", lambda t: bias))
+    assert f"{NAME}.bias" not in open_folder(tmp_path).tensors.infos()
+    logits(tmp_path)
+    bias[3] = 1
+    write_folder(tmp_path, of_gptq(), gptq(), change=damage("bias", lambda t: bias))
+    with pytest.raises(CheckpointError, match=r"up_proj\.bias is not a tensor of LlamaForCausalLM"):
+        logits(tmp_path)
 
 
 def test_a_part_of_a_linear_that_is_in_full_is_refused(tmp_path: Path) -> None:

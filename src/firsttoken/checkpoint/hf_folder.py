@@ -20,6 +20,7 @@ from firsttoken.checkpoint.json_files import JSONObject, read_object
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.checkpoint.quantized.tensors import QuantizedTensors
 from firsttoken.checkpoint.safetensors_files import SafetensorsFiles
+from firsttoken.checkpoint.shapes import tensor_shapes
 from firsttoken.core.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
@@ -56,7 +57,9 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
 def _tensors(files: SafetensorsFiles, config: ModelConfig, path: str) -> TensorSource:
     if config.architecture == BLOOM:
         return BloomTensors(files, path)
-    return files if config.quantized is None else QuantizedTensors(files, config.quantized, path)
+    if config.quantized is None:
+        return files
+    return QuantizedTensors(files, config.quantized, path, tensor_shapes(config))
 
 
 def _read_text(folder: Path, source: JSONObject) -> CheckpointText:

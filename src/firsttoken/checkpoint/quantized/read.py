@@ -7,6 +7,7 @@ from collections.abc import Callable
 from firsttoken.checkpoint.json_files import JSONObject
 from firsttoken.checkpoint.quantized.awq import read_awq
 from firsttoken.checkpoint.quantized.compressed import read_compressed
+from firsttoken.checkpoint.quantized.fp8 import read_fp8
 from firsttoken.checkpoint.quantized.gptq import read_gptq
 from firsttoken.checkpoint.quantized.scheme import QuantScheme
 
@@ -14,6 +15,7 @@ _READERS: dict[str, Callable[[JSONObject], QuantScheme]] = {
     "compressed-tensors": read_compressed,
     "gptq": read_gptq,
     "awq": read_awq,
+    "fp8": read_fp8,
 }
 # The second is how compressed-tensors spelt it at first.
 _KEYS = ("quantization_config", "compression_config")

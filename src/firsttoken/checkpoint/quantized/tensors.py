@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +41,14 @@ class QuantizedTensors:
     """`TensorSource` over a folder's tensors, where ``X.weight`` stands for all tensors of a rounded linear X.
 
     Raises `CheckpointError` naming the tensor that is missing, left over or misshapen; `parts` reads what must hold of
-    the numbers themselves.
+    the numbers themselves. ``expected`` names the model's tensors: GPTQ's writers used to give every linear a bias, of
+    zeros where the model has none.
     """
 
-    def __init__(self, files: TensorSource, scheme: QuantScheme, path: str) -> None:
+    def __init__(self, files: TensorSource, scheme: QuantScheme, path: str, expected: Collection[str]) -> None:
         self._files = files
         self._path = path
+        self._expected = expected
         stored = files.infos()
         modules = {name.rpartition(".")[0] for name in stored if name.rpartition(".")[2] in _PARTS | {"weight"}}
         self._schemes = {module: found for module in modules if (found := scheme.of(module)) is not None}
@@ -88,7 +90,8 @@ class QuantizedTensors:
                 raise self._fail(name, "is part of a quantized linear, but quantization_config leaves it in full")
             return False
         if part == "bias":
-            return False
+            needless = found.layout.startswith("gptq") and name not in self._expected
+            return needless and not self._files.data(name).any()
         if part in _REQUIRED[found.layout] or part in _OPTIONAL[found.layout] or part in _LEFT_ASIDE:
             return True
         what = "is stored in full" if part == "weight" else "is no part of such a linear"
