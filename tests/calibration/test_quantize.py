@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from firsttoken.calibration.layer import PlainLayer
@@ -121,6 +121,20 @@ def plain_logits_of_rounded(folder: Path, ids: list[int]) -> Tensor:
     checkpoint = open_checkpoint(str(folder))
     config = msgspec.structs.replace(checkpoint.config, quantized=None)
     return plain_logits(dataclasses.replace(checkpoint, config=config), ids)
+
+
+@torch.inference_mode()
+def test_packed_kernels_take_scales_of_both_signs(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "full")
+    quantize(open_checkpoint(str(source)), order(), tmp_path / "out", None)
+    scales = load_file(tmp_path / "out" / "model-00001-of-00003.safetensors")["model.layers.0.mlp.up_proj.weight_scale"]
+    assert (scales < 0).any()
+    assert (scales > 0).any()
+    ids = TOKENS[100:104].tolist()
+    checkpoint = open_checkpoint(str(tmp_path / "out"))
+    packed = Runner(load_model(checkpoint, device="cpu", dtype="bfloat16", quantization="int4")).whole(ids)
+    expected = logits(tmp_path / "out", ids)
+    assert (packed - expected).norm() < 0.03 * expected.norm()
 
 
 def test_best_loses_less_than_rounding(tmp_path: Path) -> None:

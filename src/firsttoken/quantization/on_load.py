@@ -21,7 +21,7 @@ from firsttoken.kernels.packed_linear.layout import (
 from firsttoken.quantization.rounded import RoundedFormat, RoundedWeight
 
 # What an outlier may lose of its size so that the others are rounded finer; the best is taken, group by group.
-_SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
+SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 _ELEMENTS_AT_ONCE = 1 << 22
 
 
@@ -87,7 +87,7 @@ def round_groups(w: Tensor) -> tuple[Tensor, Tensor]:
     largest = w.abs().amax(-1, keepdim=True)
     best = torch.full_like(largest, float("inf"))
     values, scales = torch.zeros_like(w), torch.zeros_like(largest)
-    for shrink in _SHRINK:
+    for shrink in SHRINK:
         scale = (largest * (shrink / 7)).bfloat16().float()
         chosen = (w / scale.clamp_min(1e-30)).round_().clamp_(-8, 7)
         error = (chosen * scale - w).square_().sum(-1, keepdim=True)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.quantization.calibrate.gptq import Factor, damped, factor, gptq
-from firsttoken.quantization.calibrate.grid import SHRINK, TURNED, Grid
+from firsttoken.quantization.calibrate.grid import TURNED, Grid
 from firsttoken.quantization.calibrate.inputs import Inputs
 from firsttoken.quantization.calibrate.refine import descend, fitted_scales
+from firsttoken.quantization.on_load import SHRINK
 from firsttoken.quantization.rounded import VALUE_DTYPES, RoundedWeight
 
 Method = Literal["best", "rtn", "gptq", "awq"]

@@ -12,9 +12,7 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.kernels.packed_linear.layout import FP8_MAX
 from firsttoken.quantization.rounded import RoundedFormat
 
-# What the largest of a group may lose of its size so that the others are rounded finer, as when models are loaded.
-SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
-# Finer, and with signs turned around.
+# Finer than what is tried when models are loaded, and with signs turned around.
 TURNED = tuple(sign * (1.0 - 0.02 * step) for sign in (1, -1) for step in range(16))
 
 
