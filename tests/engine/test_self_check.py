@@ -65,9 +65,31 @@ def test_the_perplexity_is_that_of_the_engines_own_answers(recorded: tuple[Path,
 
 def test_damaged_weights_are_refused_with_the_figures_unless_asked_not_to_look(folder: Path) -> None:
     damage(folder, UP)
-    with pytest.raises(CheckpointError, match=r"tiny: the weights do not compute .* at \d+\.\d% of 128 positions, KL "):
+    with pytest.raises(CheckpointError, match=r"tiny: the weights do not .* at \d+\.\d% of 128 positions .*, KL \d"):
         LLM(str(folder), **FULL)
     assert checked(folder, self_check=False) is None
+
+
+def test_what_an_option_rounds_is_told_and_not_refused(folder: Path) -> None:
+    """Right weights and KV of four bits; and to show that nothing is refused then, weights that are not right."""
+    right = checked(folder, kv_dtype="int4")
+    assert right is not None
+    assert 0 < right.kl < 0.3
+    damage(folder, UP)
+    wrong = checked(folder, kv_dtype="int4")
+    assert wrong is not None
+    assert wrong.kl > 1
+
+
+def test_a_folder_of_rounded_weights_tells_its_distance_and_is_held_to_its_own(
+    recorded: tuple[Path, SelfCheck], tmp_path: Path
+) -> None:
+    """As one of bad rounding is: far from the model in full, and right all the same."""
+    rough = Path(shutil.copytree(recorded[0], tmp_path / "rough"))
+    damage(rough, UP)
+    told = record(rough, EngineArgs(model=str(recorded[0]), **FULL))
+    assert told.kl > 1
+    assert checked(rough) == told
 
 
 def test_a_folder_without_a_reference_runs_nothing(folder: Path) -> None:
@@ -111,7 +133,7 @@ def test_recording_on_the_command_line_tells_the_figures(
     assert main(asked) == 0
     said = json.loads(capsys.readouterr().out)["self_check"]
     assert (said["tokens"], said["top1_agreement"]) == (POSITIONS, pytest.approx(1.0, abs=0.1))
-    assert json.loads((folder / FILE).read_text())["limits"]["min_top1_agreement"] > 0.6
+    assert json.loads((folder / FILE).read_text())["limits"]["min_top1_agreement"] > 0.8
     with pytest.raises(ConfigError, match="smollm2 is no folder"):
         record(Path("smollm2"), EngineArgs())
 

@@ -1,8 +1,8 @@
 """Recording the reference of a model folder's self-check, through the engine's own door.
 
-Two engines are asked: the reference, a model in full, for what it thinks of a few prompts, and then the folder, whose
-own start compares the two. How near it came, with room for other devices and dtypes, are the limits beyond which a
-later start refuses the files.
+Two models are asked what they think of a few prompts: the reference, a model in full, and the folder itself. Then the
+folder's own start compares itself with both. How near it came to itself, by another road, with room for other devices
+and dtypes, are the limits beyond which a later start refuses the files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from firsttoken.core.agreement import Guess, SelfCheck
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.frontend.llm import LLM
+from firsttoken.transport.messages import EngineInfo
 
 # Of several kinds, so that few weights are of no use to any.
 PROMPTS = (
@@ -32,9 +33,8 @@ PROMPTS = (
     "To make bread you need flour, water, salt and yeast. Mix them, let the dough rise for an hour, and bake it.",
 )
 GIVEN, LONGEST = 8, 24
-# What another device, dtype or kind of rounding may lose on top of what was measured; damage loses far more.
-_AGREEMENT_ROOM = 0.2
-_KL_ROOM, _KL_FACTOR = 0.3, 3.0
+# What another device, dtype or kind of product may lose; damage loses far more.
+_LIMITS = Limits(min_top1_agreement=0.9, max_kl=0.1)
 
 
 def record(folder: Path, reference: EngineArgs, say: Callable[[str], None] = lambda _: None) -> SelfCheck:
@@ -48,39 +48,41 @@ def record(folder: Path, reference: EngineArgs, say: Callable[[str], None] = lam
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: a self-check's reference lies beside a folder's weights")
     say(f"asking {reference.model} for {len(PROMPTS)} prompts")
-    unchecked = msgspec.structs.replace(reference, max_model_len=LONGEST, self_check=False)
+    info, prompts, guessed = _ask(reference)
+    own = EngineArgs(
+        model=str(folder.absolute()), device=reference.device, threads=reference.threads, kv_memory=reference.kv_memory
+    )
+    say(f"asking {folder.name}")
+    _, own_prompts, own_guessed = _ask(own)
+    if own_prompts != prompts:
+        raise ConfigError(f"{folder} has another tokenizer than {reference.model}: they cannot be compared")
+    told = Reference(
+        model=info.model,
+        quantization=info.quantization,
+        dtype=info.dtype,
+        given=GIVEN,
+        prompts=prompts,
+        guesses=guessed,
+        own=own_guessed,
+        limits=_LIMITS,
+    )
+    write_reference(folder, told)
+    with LLM(**msgspec.structs.asdict(msgspec.structs.replace(own, max_model_len=LONGEST))) as llm:
+        checked = llm.info.self_check
+    assert checked is not None, "the reference that was just written"
+    return checked
+
+
+def _ask(args: EngineArgs) -> tuple[EngineInfo, list[list[int]], list[Guess]]:
+    """What the engine says of itself, the prompts in its tokens, and what it thinks of them."""
+    unchecked = msgspec.structs.replace(args, max_model_len=LONGEST, self_check=False)
     with LLM(**msgspec.structs.asdict(unchecked)) as llm:
         tokenizer = llm.get_tokenizer()
         prompts = [list(tokenizer.encode(text))[:LONGEST] for text in PROMPTS]
         prompts = [prompt for prompt in prompts if len(prompt) > GIVEN]
         if not prompts:
-            raise BenchFailed(f"{reference.model}: no prompt of the self-check has more than {GIVEN} tokens")
-        told = Reference(
-            model=llm.info.model,
-            quantization=llm.info.quantization,
-            dtype=llm.info.dtype,
-            given=GIVEN,
-            prompts=prompts,
-            guesses=[_rounded(guess) for guess in guesses(llm, prompts, first=GIVEN)],
-        )
-    write_reference(folder, told)
-    say(f"asking {folder.name}")
-    own = EngineArgs(
-        model=str(folder.absolute()),
-        device=reference.device,
-        threads=reference.threads,
-        kv_memory=reference.kv_memory,
-        max_model_len=LONGEST,
-    )
-    with LLM(**msgspec.structs.asdict(own)) as llm:
-        checked = llm.info.self_check
-    assert checked is not None, "the reference that was just written"
-    limits = Limits(
-        min_top1_agreement=round(max(checked.top1_agreement - _AGREEMENT_ROOM, 0.0), 4),
-        max_kl=round(checked.kl * _KL_FACTOR + _KL_ROOM, 4),
-    )
-    write_reference(folder, msgspec.structs.replace(told, limits=limits))
-    return checked
+            raise BenchFailed(f"{args.model}: no prompt of the self-check has more than {GIVEN} tokens")
+        return llm.info, prompts, [_rounded(guess) for guess in guesses(llm, prompts, first=GIVEN)]
 
 
 def _rounded(guess: Guess) -> Guess:

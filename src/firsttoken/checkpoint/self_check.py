@@ -1,6 +1,6 @@
 """The reference that a model folder may hold: what the model thought of a few prompts when it was right.
 
-An engine that loads the folder asks the same of itself (`engine.self_check`). The file is plain JSON, some 50 KB.
+An engine that loads the folder asks the same of itself (`engine.self_check`). The file is plain JSON, some 130 KB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_BYTES = 16 << 20
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An engine beyond one of these does not run the weights that the reference was recorded for."""
+    """An engine farther than this from what the folder's own weights thought does not run these weights."""
 
     min_top1_agreement: float
     max_kl: float
@@ -29,7 +29,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``guesses`` of ``model`` in ``dtype``, its weights as ``quantization`` says: prompt by prompt, of each position
-    from ``given`` tokens on, the last token's left out. Without ``limits`` nothing is refused but what is not finite.
+    from ``given`` tokens on, the last token's left out. ``own`` are those of the folder itself when it was made: the
+    first tell what its rounding costs, these whether it is whole. Without ``limits`` nothing is refused but what is not
+    finite.
     """
 
     format: int = _FORMAT
@@ -39,6 +41,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     given: int
     prompts: list[list[int]]
     guesses: list[Guess]
+    own: list[Guess]
     limits: Limits | None = None
 
     def positions(self) -> Iterator[tuple[int, int]]:
@@ -83,7 +86,8 @@ def _check(reference: Reference, vocab_size: int, file: str) -> None:
         if wrong := [token for token in prompt if not 0 <= token < vocab_size]:
             raise fail(f"prompts[{at}]", f"has token {wrong[0]}, and the model {vocab_size} tokens: make it anew")
     expected = sum(1 for _ in reference.positions())
-    if expected == 0 or len(reference.guesses) != expected:
-        raise fail("guesses", f"has {len(reference.guesses)}, and the prompts {expected} positions: make the file anew")
-    if any(not guess.likeliest for guess in reference.guesses):
-        raise fail("guesses", "has a position without likeliest tokens: make the file anew")
+    for field, guesses in (("guesses", reference.guesses), ("own", reference.own)):
+        if expected == 0 or len(guesses) != expected:
+            raise fail(field, f"has {len(guesses)}, and the prompts {expected} positions: make the file anew")
+        if any(not guess.likeliest for guess in guesses):
+            raise fail(field, "has a position without likeliest tokens: make the file anew")
