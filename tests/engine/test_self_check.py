@@ -89,7 +89,9 @@ def test_a_folder_of_rounded_weights_tells_its_distance_and_is_held_to_its_own(
     damage(rough, UP)
     told = record(rough, EngineArgs(model=str(recorded[0]), **FULL))
     assert told.kl > 1
-    assert checked(rough) == told
+    found = checked(rough)
+    assert found is not None
+    assert found.kl == pytest.approx(told.kl, rel=0.02)
 
 
 def test_a_folder_without_a_reference_runs_nothing(folder: Path) -> None:
