@@ -79,7 +79,15 @@ def answer(executor: Executor, between: Callable[[list[int]], list[int]] | None 
 
 @pytest.mark.parametrize(
     ("kind", "kv_dtype"),
-    [("torch", None), ("torch", "fp8"), ("torch", "int4"), ("graphs", None), ("deterministic", None)],
+    [
+        ("torch", None),
+        ("torch", "fp8"),
+        ("torch", "int4"),
+        ("graphs", None),
+        ("graphs", "fp8"),
+        ("deterministic", None),
+        ("deterministic", "int4"),
+    ],
 )
 @pytest.mark.parametrize("restored", [True, False])
 def test_an_answer_goes_on_from_restored_blocks(kind: str, kv_dtype: str | None, restored: bool) -> None:

@@ -33,6 +33,8 @@ from firsttoken.scheduler.window import BatchWindow, find_window
 MIB = 1 << 20
 GIB = 1 << 30
 # Far above what is of use, low enough that what is kept for each stays small.
+# Of K and V in eight or four bits the kernels read these (`kernels.paged_attention.pages`).
+_ROUNDED_HEADS = (64, 128, 256)
 _MAX_NUM_SEQS = 4096
 _BYTES = {"bfloat16": 2, "float32": 4}
 _KV_DISK_SIZE = 32 * GIB
@@ -210,8 +212,11 @@ def _kv_format(args: EngineArgs, config: ModelConfig, device: str, dtype: str, l
     if wanted == "auto":
         wanted = dtype
         log.chose("kv_dtype", dtype, "as the activations")
-    elif wanted in ROUNDED and device == "cuda":
-        raise ConfigError(f"kv_dtype {wanted!r} is not supported on device {device!r}: leave kv_dtype at 'auto'")
+    elif wanted in ROUNDED and device == "cuda" and config.head_dim not in _ROUNDED_HEADS:
+        raise ConfigError(
+            f"kv_dtype {wanted!r} on a GPU needs heads of {', '.join(map(str, _ROUNDED_HEADS))} elements, got "
+            f"{config.head_dim}: leave kv_dtype at 'auto'"
+        )
     elif wanted not in (dtype, *ROUNDED):
         raise ConfigError(
             f"kv_dtype {wanted!r} with dtype {dtype!r} is not supported: leave kv_dtype at 'auto', or choose one of "

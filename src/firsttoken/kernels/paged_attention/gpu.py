@@ -67,6 +67,7 @@ class GPUAttention:
         self._tables: dict[int, tuple[RopeTable, Tensor]] = {}
         self._configs: dict[int, DecodeConfig | BalancedConfig] = {}
         f = pool.format
+        self._rounded = f.dtype if f.rounded else None
         self.prefill_config = prefill_config(f.head_dim)
         self.tile_rows = self.prefill_config.tile_tokens
         self._workspace = self._make_workspace(max_rows)
@@ -104,6 +105,7 @@ class GPUAttention:
             slopes=spec.alibi_slopes,
             window=layer.window,
             softcap=spec.softcap,
+            rounded=self._rounded,
             pdl=step.pdl,
             # Tables, slots and positions come with the step's inputs, before its first kernel.
             early_rows=step.pdl,
@@ -113,7 +115,8 @@ class GPUAttention:
         """Rows from ``decode_rows`` on; ``qkv`` and ``out`` hold all rows, and tiles count from their first."""
         spec, first = layer.spec, step.decode_rows
         # What the hardware copies is whole heads of a power of two, as they are stored.
-        fresh = not spec.head_dim & (spec.head_dim - 1) and qkv.dtype == self._pool.storage.dtype
+        same = self._rounded is not None or qkv.dtype == self._pool.storage.dtype
+        fresh = not spec.head_dim & (spec.head_dim - 1) and same
         q = qkv[:, : spec.num_heads * spec.head_dim]
         write_kv(
             qkv[first:],
@@ -127,6 +130,7 @@ class GPUAttention:
             cos_sin=self._table(spec),
             qk_norm=_norm(layer),
             keep_k=fresh,
+            rounded=self._rounded,
         )
         prefill(
             q,
@@ -142,6 +146,7 @@ class GPUAttention:
             window=layer.window,
             softcap=spec.softcap,
             fresh=qkv if fresh else None,
+            rounded=self._rounded,
         )
 
     def _table(self, spec: AttentionSpec) -> Tensor | None:

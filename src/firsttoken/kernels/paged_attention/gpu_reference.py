@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-PAGE = 16
+from firsttoken.core.kv_format import KVFormat
+from firsttoken.kernels.paged_attention.pages import PAGE, Pages, pages_of
+from firsttoken.kernels.paged_attention.rounded import TileLayout, decode, encode, spread, spreads_keys
 
 
 def write_kv(
@@ -22,12 +24,15 @@ def write_kv(
     num_heads: int,
     cos_sin: Tensor | None,
     qk_norm: tuple[Tensor, Tensor, float] | None = None,
+    rounded: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Normalise and rotate q and k, write K and V of rows with a position >= 0 into ``kv``.
 
-    Returns float64 ``q [T, Hq, D]`` and ``k [T, Hkv, D]``. Arguments as for `triton_write.write_kv`.
+    Returns float64 ``q [T, Hq, D]`` and ``k [T, Hkv, D]``, of a ``rounded`` pool as they are multiplied, before they
+    are rounded. Arguments as for `triton_write.write_kv`.
     """
-    kv_heads, head_dim = kv.shape[3], kv.shape[5]
+    pages = pages_of(kv, rounded)
+    kv_heads, head_dim = pages.kv_heads, pages.head_dim
     heads = qkv.double().view(qkv.shape[0], num_heads + 2 * kv_heads, head_dim)
     q, k, v = torch.split(heads, [num_heads, kv_heads, kv_heads], dim=1)
     if qk_norm is not None:
@@ -39,6 +44,15 @@ def write_kv(
     real = positions >= 0
     at = positions[real].long()
     blocks = block_tables[slots[real].long(), at // PAGE].long()
+    if rounded is not None:
+        if spreads_keys(rounded):
+            q, k = spread(q), spread(k)
+        layout = _layout(pages, rounded)
+        for number, new in enumerate((k[real], v[real])):
+            words, scales = encode(new, rounded)
+            layout.elements(kv)[blocks, layer, :, number, at % PAGE] = words
+            layout.factors(kv)[blocks, layer, :, at % PAGE, number] = scales
+        return q, k
     kv[blocks, layer, 0, :, at % PAGE] = k[real].to(kv.dtype)
     kv[blocks, layer, 1, :, at % PAGE] = v[real].to(kv.dtype)
     return q, k
@@ -56,18 +70,20 @@ def attend(
     slopes: Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    rounded: str | None = None,
 ) -> Tensor:
     """Each row of ``q [T, Hq, D]`` attends to positions 0 to its own (or the last ``window`` of them) of its slot.
 
     Returns float64 ``[T, Hq * D]``; rows with position -1 are zero.
     """
-    kv_heads = kv.shape[3]
+    pages = pages_of(kv, rounded)
+    kv_heads = pages.kv_heads
     rows, heads, head_dim = q.shape
     out = torch.zeros(rows, heads, head_dim, dtype=torch.float64, device=q.device)
     for slot in torch.unique(slots[positions >= 0]).tolist():
         mine = torch.nonzero((slots == slot) & (positions >= 0)).flatten()
         length = int(positions[mine].max()) + 1
-        keys, values = _context(kv, layer, block_tables[slot], length)
+        keys, values = _context(kv, pages, layer, block_tables[slot], length, rounded)
         # Bounds the score matrix, which is heads x rows x length in float64.
         for part in torch.split(mine, 256):
             at = positions[part].long()
@@ -108,8 +124,19 @@ def _rotate(x: Tensor, turn: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
-def _context(kv: Tensor, layer: int, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+def _layout(pages: Pages, rounded: str) -> TileLayout:
+    form = KVFormat(dtype=rounded, layers=pages.layers, kv_heads=pages.kv_heads, head_dim=pages.head_dim)
+    return TileLayout(form)
+
+
+def _context(
+    kv: Tensor, pages: Pages, layer: int, table: Tensor, length: int, rounded: str | None
+) -> tuple[Tensor, Tensor]:
     """K and V float64 ``[length, Hkv, D]`` of one request's first ``length`` positions."""
-    pages = kv[table[: -(-length // PAGE)].long(), layer].double()
-    flat = pages.permute(1, 0, 3, 2, 4).reshape(2, -1, kv.shape[3], kv.shape[5])[:, :length]
+    held = kv[table[: -(-length // PAGE)].long(), layer]
+    if rounded is not None:
+        layout = _layout(pages, rounded)
+        # [blocks, Hkv, 2, 16, D], as the others lie [blocks, 2, Hkv, 16, D].
+        held = decode(layout.elements(held), layout.factors(held).transpose(-3, -2), rounded).transpose(1, 2)
+    flat = held.double().permute(1, 0, 3, 2, 4).reshape(2, -1, pages.kv_heads, pages.head_dim)[:, :length]
     return flat[0], flat[1]

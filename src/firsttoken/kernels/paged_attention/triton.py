@@ -81,7 +81,7 @@ def load_tile(
 
 @triton.jit
 def decode_elements(stored, KV_FORMAT: tl.constexpr, COMPUTE: tl.constexpr):
-    """Stored KV elements as operands. A quantised format multiplies its scales in here."""
+    """Stored KV elements as operands."""
     tl.static_assert(KV_FORMAT == "native", "unknown KV format")
     return stored.to(COMPUTE)
 

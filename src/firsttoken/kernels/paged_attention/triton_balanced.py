@@ -76,7 +76,7 @@ def balanced_kernel(
         gdc_launch_dependents()
         if not EARLY_ROWS:
             gdc_wait()
-    row, position, share, part, count = _find_part(positions, item, rows, programs, ROWS, MIN_SHARE, PAGE, BT, WINDOW)
+    row, position, share, part, count = find_part(positions, item, rows, programs, ROWS, MIN_SHARE, PAGE, BT, WINDOW)
     if row >= rows:
         # Waiting keeps the chain of dependent launches whole, also for a program that needs nothing.
         if PDL and EARLY_ROWS:
@@ -141,7 +141,7 @@ def balanced_kernel(
 
 
 @triton.jit
-def _find_part(
+def find_part(
     positions,
     item,
     rows,

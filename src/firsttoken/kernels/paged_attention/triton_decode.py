@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from firsttoken.kernels.launch import launch, next_power_of_two
 from firsttoken.kernels.paged_attention.gpu_config import BalancedConfig, DecodeConfig
-from firsttoken.kernels.paged_attention.triton import LOG2E, compute_type, kv_format_of
+from firsttoken.kernels.paged_attention.pages import PAGE, Pages, pages_of
+from firsttoken.kernels.paged_attention.triton import INTERPRETED, LOG2E, compute_type, kv_format_of
 from firsttoken.kernels.paged_attention.triton_balanced import balanced_kernel
+from firsttoken.kernels.paged_attention.triton_decode_rounded import rounded_balanced_kernel, rounded_split_kernel
 from firsttoken.kernels.paged_attention.triton_split import split_kernel
 
 # Elements of the parts that a combining program holds at once, a warp: 64 a thread.
@@ -63,13 +66,15 @@ def decode(
     slopes: Tensor | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    rounded: str | None = None,
     pdl: bool = False,
     early_rows: bool = False,
 ) -> Tensor:
     """Attend from one new token a row to its context, and put the token's K and V in the cache.
 
     ``qkv [T, (Hq + 2 Hkv) * D]`` is the raw projection (row stride free), q and k in pair order. ``kv`` is the pool
-    ``[blocks, layers, 2, Hkv, 16, D]``, contiguous, bfloat16 or float32. ``block_tables`` int32 ``[slots, W]``;
+    ``[blocks, layers, 2, Hkv, 16, D]``, contiguous, bfloat16 or float32; with ``rounded`` ("fp8" or "int4") int16
+    ``[blocks, layers, Hkv, tile]`` (`rounded.TileLayout`). ``block_tables`` int32 ``[slots, W]``;
     ``slots`` and ``positions`` int32 ``[T]``, a row's position is that of its new token, -1 for a padding row, which
     reads and writes nothing. No two rows may have the same slot. ``out [T, Hq * D]``.
 
@@ -80,13 +85,19 @@ def decode(
 
     Raises ValueError for shapes or types that do not fit together.
     """
-    rows, kv_heads, head_dim = slots.shape[0], kv.shape[3], kv.shape[5]
-    _check(qkv, kv, layer, positions, out, num_heads, workspace, config, window)
+    pages = pages_of(kv, rounded)
+    rows, kv_heads, head_dim = slots.shape[0], pages.kv_heads, pages.head_dim
+    _check(qkv, pages, layer, positions, out, num_heads, workspace, config, window, rounded)
     group = num_heads // kv_heads
     group_tile, padded_dim = next_power_of_two(group), next_power_of_two(head_dim)
     combined = max(1, _COMBINED * config.warps // (group_tile * padded_dim))
     q_weight, k_weight, eps = qk_norm if qk_norm is not None else (None, None, 0.0)
-    kernel, grid, sizes, constants = _division(config, rows, kv_heads)
+    kernel, grid, sizes, constants = _division(config, rows, kv_heads, rounded is not None)
+    if rounded is not None:
+        constants |= {"W": pages.words, "TILE": pages.tile, "KV_FORMAT": rounded, "PLAIN": INTERPRETED}
+        constants["COMPUTE"] = tl.float32 if INTERPRETED else tl.bfloat16
+    else:
+        constants |= {"DOT": config.dot, "KV_FORMAT": kv_format_of(kv), "COMPUTE": compute_type(kv)}
     options = {"maxnreg": config.max_registers} if config.max_registers is not None else {}
     launch(
         kernel,
@@ -120,7 +131,7 @@ def decode(
         GROUP_PARTS=group_tile,
         D=head_dim,
         DP=padded_dim,
-        PAGE=kv.shape[4],
+        PAGE=PAGE,
         BT=config.block_tokens,
         COMBINED=min(combined, config.most_parts),
         WINDOW=window or 0,
@@ -128,9 +139,6 @@ def decode(
         NORM=qk_norm is not None,
         ALIBI=slopes is not None,
         SOFTCAP=softcap is not None,
-        DOT=config.dot,
-        KV_FORMAT=kv_format_of(kv),
-        COMPUTE=compute_type(kv),
         STAGES=config.stages,
         EARLY_ROWS=early_rows,
         pdl=pdl,
@@ -141,20 +149,21 @@ def decode(
 
 
 def _division(
-    config: DecodeConfig | BalancedConfig, rows: int, kv_heads: int
-) -> tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, int]]:
+    config: DecodeConfig | BalancedConfig, rows: int, kv_heads: int, rounded: bool
+) -> tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]:
     """The kernel, its grid, its runtime sizes and its constants for a way to cut the work."""
     if isinstance(config, BalancedConfig):
         grid: tuple[int, ...] = (kv_heads, config.programs)
         constants = {"ROWS": next_power_of_two(rows), "MIN_SHARE": config.min_share}
-        return balanced_kernel, grid, (rows, config.programs), constants
+        return rounded_balanced_kernel if rounded else balanced_kernel, grid, (rows, config.programs), constants
     programs = config.splits + 1 if config.splits > 1 else 1
-    return split_kernel, (kv_heads, rows, programs), (), {"SPLITS": config.splits, "MIN_SPLIT": config.min_split}
+    constants = {"SPLITS": config.splits, "MIN_SPLIT": config.min_split}
+    return rounded_split_kernel if rounded else split_kernel, (kv_heads, rows, programs), (), constants
 
 
 def _check(
     qkv: Tensor,
-    kv: Tensor,
+    pages: Pages,
     layer: int,
     positions: Tensor,
     out: Tensor,
@@ -162,13 +171,14 @@ def _check(
     workspace: DecodeWorkspace,
     config: DecodeConfig | BalancedConfig,
     window: int | None,
+    rounded: str | None,
 ) -> None:
-    if kv.dim() != 6 or not kv.is_contiguous():
-        raise ValueError(f"kv must be contiguous [blocks, layers, 2, kv_heads, 16, head_dim], got {tuple(kv.shape)}")
-    _, layers, _, kv_heads, _, head_dim = kv.shape
+    kv_heads, head_dim = pages.kv_heads, pages.head_dim
     rows = positions.shape[0]
-    if not 0 <= layer < layers:
-        raise ValueError(f"layer {layer} is not in a pool of {layers} layers")
+    if not 0 <= layer < pages.layers:
+        raise ValueError(f"layer {layer} is not in a pool of {pages.layers} layers")
+    if rounded is not None and not config.dot:
+        raise ValueError(f"{rounded} KV is multiplied by matrix instructions alone: set dot in the config")
     if num_heads % kv_heads:
         raise ValueError(f"{num_heads} query heads cannot share {kv_heads} KV heads evenly")
     if head_dim % 2:

@@ -18,7 +18,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from firsttoken.kernels.launch import launch, next_power_of_two
 from firsttoken.kernels.paged_attention.gpu_config import TILE_WORDS, PrefillConfig
+from firsttoken.kernels.paged_attention.pages import PAGE, Pages, pages_of
+from firsttoken.kernels.paged_attention.parts.triton_fields import decoded_tile, load_scales
 from firsttoken.kernels.paged_attention.triton import (
+    INTERPRETED,
     LOG2E,
     compute_type,
     decode_elements,
@@ -42,6 +45,7 @@ def prefill(
     window: int | None = None,
     softcap: float | None = None,
     fresh: Tensor | None = None,
+    rounded: str | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """Attend from chunks of tokens whose K and V are in the cache already (`triton_write.write_kv`).
@@ -52,11 +56,13 @@ def prefill(
     ``out [T, Hq * D]`` in no tile are left alone. ``slopes``, ``window`` and ``softcap`` as for `triton_decode.decode`.
 
     ``fresh`` may be the QKV rows ``[T, (Hq + 2 Hkv) * D]`` of the same step, with rotated k (``keep_k``): full tiles of
-    a chunk's own keys are then read from there. Raises ValueError for shapes that do not fit.
+    a chunk's own keys are then read from there. ``kv`` is ``rounded`` as for `triton_decode.decode`; its heads are
+    multiplied as `write_kv` keeps them. Raises ValueError for shapes that do not fit.
     """
-    kv_heads, head_dim = kv.shape[3], kv.shape[5]
+    pages = pages_of(kv, rounded)
+    kv_heads, head_dim = pages.kv_heads, pages.head_dim
     group = num_heads // kv_heads
-    _check(q, kv, layer, tiles, out, num_heads, config, window, fresh)
+    _check(q, kv, pages, layer, tiles, out, num_heads, config, window, fresh)
     block = [config.block_n, head_dim]
     rows = TensorDescriptor.from_tensor(fresh, block) if fresh is not None else None
     launch(
@@ -81,14 +87,17 @@ def prefill(
         PACK=config.pack,
         D=head_dim,
         DP=next_power_of_two(head_dim),
-        PAGE=kv.shape[4],
+        PAGE=PAGE,
         BM=config.block_m,
         BN=config.block_n,
         WINDOW=window or 0,
         ALIBI=slopes is not None,
         SOFTCAP=softcap is not None,
-        KV_FORMAT=kv_format_of(kv),
+        KV_FORMAT=rounded or kv_format_of(kv),
         COMPUTE=compute_type(kv),
+        W=pages.words,
+        TILE=pages.tile,
+        PLAIN=INTERPRETED,
         FRESH=fresh is not None,
         WORDS=TILE_WORDS,
         STAGES=config.stages,
@@ -101,6 +110,7 @@ def prefill(
 def _check(
     q: Tensor,
     kv: Tensor,
+    pages: Pages,
     layer: int,
     tiles: Tensor,
     out: Tensor,
@@ -109,9 +119,9 @@ def _check(
     window: int | None,
     fresh: Tensor | None,
 ) -> None:
-    if kv.dim() != 6 or not kv.is_contiguous() or not 0 <= layer < kv.shape[1]:
-        raise ValueError(f"kv must be contiguous, six-dimensional and hold layer {layer}, got {tuple(kv.shape)}")
-    kv_heads, head_dim = kv.shape[3], kv.shape[5]
+    if not 0 <= layer < pages.layers:
+        raise ValueError(f"kv must hold layer {layer}, got {tuple(kv.shape)}")
+    kv_heads, head_dim = pages.kv_heads, pages.head_dim
     if num_heads % kv_heads or (num_heads // kv_heads) % config.pack:
         raise ValueError(
             f"{num_heads} query heads on {kv_heads} KV heads cannot be packed by {config.pack}: "
@@ -127,7 +137,7 @@ def _check(
         raise ValueError(f"a window must hold at least the token itself, got {window}")
     if fresh is None:
         return
-    if fresh.shape[1] != columns + 2 * kv_heads * head_dim or fresh.dtype != kv.dtype:
+    if fresh.shape[1] != columns + 2 * kv_heads * head_dim or fresh.dtype != (q if pages.words else kv).dtype:
         raise ValueError(f"fresh must hold whole QKV rows of {kv.dtype}, got {tuple(fresh.shape)} of {fresh.dtype}")
     if head_dim & (head_dim - 1):
         raise ValueError(f"fresh needs a head_dim that is a power of two, got {head_dim}: leave it out")
@@ -162,6 +172,9 @@ def _prefill_kernel(
     SOFTCAP: tl.constexpr,
     KV_FORMAT: tl.constexpr,
     COMPUTE: tl.constexpr,
+    W: tl.constexpr,
+    TILE: tl.constexpr,
+    PLAIN: tl.constexpr,
     FRESH: tl.constexpr,
     WORDS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -193,7 +206,7 @@ def _prefill_kernel(
 
     kv_head = first_head // GROUP
     table = tables + slot.to(tl.int64) * table_stride
-    tile = kv + layer_offset + kv_head * (PAGE * D)
+    tile = kv + layer_offset + kv_head * (TILE if TILE else PAGE * D)
     end = first_position + count
     # Keys [low, end) matter; each row sees all of [inner, full), and some of the tiles before and after it.
     low = tl.maximum(first_position + 1 - WINDOW, 0) if WINDOW else 0
@@ -206,25 +219,28 @@ def _prefill_kernel(
         inner = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), BN) * BN, full)
         top, total, acc = _attend_range(
             q, tile, table, fresh, 0, 0, begin, inner, low, end, position, slope, block_stride, scale, softcap,
-            top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, True, False, STAGES,
+            top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP,
+        KV_FORMAT, COMPUTE, W, PLAIN, True, False, STAGES,
         )  # fmt: skip
         begin = tl.maximum(begin, inner)
     # Of those that all rows see, the chunk's own come from its QKV rows.
     own = tl.minimum(tl.maximum(tl.cdiv(tl.load(what + 4), BN) * BN, begin), full) if FRESH else full
     top, total, acc = _attend_range(
         q, tile, table, fresh, 0, 0, begin, own, low, end, position, slope, block_stride, scale, softcap,
-        top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, False, False, STAGES,
+        top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP,
+        KV_FORMAT, COMPUTE, W, PLAIN, False, False, STAGES,
     )  # fmt: skip
     if FRESH:
         top, total, acc = _attend_range(
             q, tile, table, fresh, first_row - first_position, (KV_HEADS * GROUP + kv_head) * D, own, full, low, end,
             position, slope, block_stride, scale, softcap, top, total, acc,
-            KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, False, True, STAGES,
+            KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, W, PLAIN, False, True, STAGES,
         )  # fmt: skip
     top, total, acc = _attend_range(
         q, tile, table, fresh, 0, 0, tl.maximum(begin, full), end, low, end,
         position, slope, block_stride, scale, softcap,
-        top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, True, False, STAGES,
+        top, total, acc, KV_HEADS, D, DP, PAGE, BN, WINDOW, ALIBI, SOFTCAP,
+        KV_FORMAT, COMPUTE, W, PLAIN, True, False, STAGES,
     )  # fmt: skip
     acc = acc / total[:, None]
     out_at = out + row[:, None] * out_stride + (head * D)[:, None] + offs_d[None, :]
@@ -261,6 +277,8 @@ def _attend_range(
     SOFTCAP: tl.constexpr,
     KV_FORMAT: tl.constexpr,
     COMPUTE: tl.constexpr,
+    W: tl.constexpr,
+    PLAIN: tl.constexpr,
     MASKED: tl.constexpr,
     FRESH: tl.constexpr,
     STAGES: tl.constexpr,
@@ -277,6 +295,19 @@ def _attend_range(
         if FRESH:
             k = fresh.load([fresh_row + start, fresh_column])
             v = fresh.load([fresh_row + start, fresh_column + KV_HEADS * D])
+            k = k.to(COMPUTE)
+            v = v.to(COMPUTE)
+        elif KV_FORMAT != "native":
+            held = (at >= low) & (at < end)
+            own = tile + blocks.to(tl.int64) * block_stride
+            words = own[:, None] + (at % PAGE * W)[:, None] + tl.arange(0, W)[None, :]
+            k = tl.load(words, mask=held[:, None], other=0)
+            v = tl.load(words + PAGE * W, mask=held[:, None], other=0)
+            ks, kz, vs, vz = load_scales(own, at, held, PAGE, W, KV_FORMAT)
+            ahead = at + BN
+            blocks = tl.load(table + ahead // PAGE, mask=ahead < tl.minimum(stop, end), other=0)
+            k = decoded_tile(k, ks, kz, KV_FORMAT, PLAIN, COMPUTE)
+            v = decoded_tile(v, vs, vz, KV_FORMAT, PLAIN, COMPUTE)
         else:
             pages = tile + blocks.to(tl.int64)[:, None] * block_stride + place
             if MASKED:
@@ -293,8 +324,8 @@ def _attend_range(
             # The next tile's blocks, a turn ahead: K and V then wait for no other load.
             ahead = at + BN
             blocks = tl.load(table + ahead // PAGE, mask=ahead < tl.minimum(stop, end), other=0)
-        k = decode_elements(k, KV_FORMAT, COMPUTE)
-        v = decode_elements(v, KV_FORMAT, COMPUTE)
+            k = decode_elements(k, KV_FORMAT, COMPUTE)
+            v = decode_elements(v, KV_FORMAT, COMPUTE)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         unit = scale
         if ALIBI or SOFTCAP:

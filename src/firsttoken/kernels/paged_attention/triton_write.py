@@ -7,6 +7,7 @@ reads each element once and writes it once.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -14,7 +15,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from firsttoken.kernels.launch import cdiv, launch, next_power_of_two
+from firsttoken.kernels.paged_attention.pages import PAGE, pages_of
 from firsttoken.kernels.paged_attention.triton import load_heads, load_turns, rotate
+from firsttoken.kernels.paged_attention.triton_write_rounded import write_rounded_kernel
 
 
 def write_kv(
@@ -30,6 +33,7 @@ def write_kv(
     cos_sin: Tensor | None,
     qk_norm: tuple[Tensor, Tensor, float] | None = None,
     keep_k: bool = False,
+    rounded: str | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """Rotate q into ``q_out`` and put K and V in the cache, for rows of any requests in any order.
@@ -38,11 +42,13 @@ def write_kv(
     may be its own first columns. ``kv [blocks, layers, 2, Hkv, 16, D]`` contiguous; ``block_tables`` int32 ``[slots,
     W]``, ``slots`` and ``positions`` int32 ``[T]``, position -1 for a padding row, which writes nothing. ``cos_sin``
     float32 ``[max positions, D / 2, 2]`` or None; ``qk_norm`` as for `triton_decode.decode`. ``keep_k`` also writes the
-    rotated k back into ``qkv``, for prefill attention that reads it there.
+    rotated k back into ``qkv``, for prefill attention that reads it there; of a pool that is ``rounded``, as for
+    `triton_decode.decode`, k and v as they will be read.
 
     Raises ValueError for shapes that do not fit.
     """
-    rows, kv_heads, head_dim = positions.shape[0], kv.shape[3], kv.shape[5]
+    pages = pages_of(kv, rounded)
+    rows, kv_heads, head_dim = positions.shape[0], pages.kv_heads, pages.head_dim
     columns = (num_heads + 2 * kv_heads) * head_dim
     if qkv.shape != (rows, columns) or qkv.stride(1) != 1:
         raise ValueError(f"qkv must be [{rows}, {columns}] with contiguous rows, got {tuple(qkv.shape)}")
@@ -50,14 +56,19 @@ def write_kv(
         raise ValueError(
             f"q_out must be [{rows}, {num_heads * head_dim}] with contiguous rows, got {tuple(q_out.shape)}"
         )
-    if not kv.is_contiguous() or not 0 <= layer < kv.shape[1]:
-        raise ValueError(f"kv must be contiguous and hold layer {layer}, got {tuple(kv.shape)}")
+    if not 0 <= layer < pages.layers:
+        raise ValueError(f"kv must hold layer {layer}, got {tuple(kv.shape)}")
     q_weight, k_weight, eps = qk_norm if qk_norm is not None else (None, None, 0.0)
     # All heads of a program are of one kind (q, k or v), and their loads are in flight together.
     heads = math.gcd(8, num_heads, kv_heads)
     tile = max(8, 32 // heads)
+    constants: dict[str, Any] = {"DP": next_power_of_two(head_dim), "KEEP_K": keep_k}
+    if rounded is not None:
+        # int4 multiplies heads by a matrix, for which sixteen rows are the least.
+        tile = max(16, tile)
+        constants = {"W": pages.words, "TILE": pages.tile, "KEEP": keep_k, "KV_FORMAT": rounded}
     launch(
-        _write_kernel,
+        _write_kernel if rounded is None else write_rounded_kernel,
         (cdiv(rows, tile), (num_heads + 2 * kv_heads) // heads),
         qkv,
         kv,
@@ -78,13 +89,12 @@ def write_kv(
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         D=head_dim,
-        DP=next_power_of_two(head_dim),
-        PAGE=kv.shape[4],
+        PAGE=PAGE,
         ROWS=tile,
         BH=heads,
         ROPE=cos_sin is not None,
         NORM=qk_norm is not None,
-        KEEP_K=keep_k,
+        **constants,
         pdl=pdl,
         num_warps=4,
     )
