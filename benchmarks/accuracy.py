@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -67,12 +68,14 @@ def figures(
         return {"case": name, "refused": str(error)}
     if found != tokens:
         raise ConfigError(f"{args.model} has another tokenizer: it cannot be compared")
-    change = perplexity(guessed) / perplexity(expected) - 1
+    apart = [theirs.logprob - ours.logprob for ours, theirs in zip(guessed, expected, strict=True)]
     return {
         "case": name,
         **{key: head[key] for key in ("dtype", "quantization", "kv_dtype", "self_check") if key in head},
         "perplexity": perplexity(guessed),
-        "perplexity_change": change,
+        "perplexity_change": perplexity(guessed) / perplexity(expected) - 1,
+        # One standard deviation of that, as far as one position's loss says nothing of another's.
+        "perplexity_change_error": statistics.stdev(apart) / len(apart) ** 0.5,
         **compare(guessed, expected),
         "wall_s": round(time.monotonic() - began, 1),
     }
@@ -82,7 +85,8 @@ def line(case: dict[str, Any]) -> str:
     if "refused" in case:
         return f"{case['case']}: refused: {case['refused']}"
     return (
-        f"{case['case']}: perplexity {case['perplexity']:.4f} ({case['perplexity_change']:+.2%}), the same likeliest "
+        f"{case['case']}: perplexity {case['perplexity']:.4f} ({case['perplexity_change']:+.2%}, give or take "
+        f"{case['perplexity_change_error']:.2%}), the same likeliest "
         f"token {case['top1_agreement']:.2%}, KL {case['kl']:.5f}, {case['wall_s']} s"
     )
 
