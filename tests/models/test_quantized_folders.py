@@ -250,6 +250,12 @@ def test_a_part_of_a_linear_that_is_in_full_is_refused(tmp_path: Path) -> None:
         open_folder(tmp_path)
 
 
+def test_quantized_tensors_that_config_json_says_nothing_of_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, None, gptq())
+    with pytest.raises(CheckpointError, match=r"config\.json has no quantization_config: where another file has it"):
+        open_folder(tmp_path)
+
+
 def test_a_rounded_head_that_should_be_the_embedding_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path, ct(ignore=()), compressed(), full=())
     config = (tmp_path / "config.json").read_text().replace('embeddings": false', 'embeddings": true')

@@ -18,7 +18,7 @@ from firsttoken.checkpoint.hf_tokenizer import (
 )
 from firsttoken.checkpoint.json_files import JSONObject, read_object
 from firsttoken.checkpoint.model_config import ModelConfig
-from firsttoken.checkpoint.quantized.tensors import QuantizedTensors
+from firsttoken.checkpoint.quantized.tensors import QuantizedTensors, refuse_parts
 from firsttoken.checkpoint.safetensors_files import SafetensorsFiles
 from firsttoken.checkpoint.shapes import tensor_shapes
 from firsttoken.core.errors import CheckpointError
@@ -58,6 +58,7 @@ def _tensors(files: SafetensorsFiles, config: ModelConfig, path: str) -> TensorS
     if config.architecture == BLOOM:
         return BloomTensors(files, path)
     if config.quantized is None:
+        refuse_parts(files, path)
         return files
     return QuantizedTensors(files, config.quantized, path, tensor_shapes(config))
 

@@ -207,6 +207,18 @@ class QuantizedTensors:
         return CheckpointError(message, file=self._path, field=name)
 
 
+def refuse_parts(files: TensorSource, path: str) -> None:
+    """Raise `CheckpointError` where a folder whose ``config.json`` says nothing of it holds quantized linears."""
+    for name in files.infos():
+        if name.rpartition(".")[2] in _PARTS:
+            raise CheckpointError(
+                "is part of a quantized linear, but config.json has no quantization_config: where another file has it "
+                "(quantize_config.json, quant_config.json), put it there with its quant_method",
+                file=path,
+                field=name,
+            )
+
+
 def numbers(part: Part, type: str) -> NDArray[np.int64]:
     """A small tensor of integers. Raises `CheckpointError` for another type."""
     info, raw = part
