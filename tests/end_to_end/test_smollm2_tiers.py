@@ -14,7 +14,7 @@ from firsttoken.kvcache.tiers import cost
 
 pytestmark = pytest.mark.model
 
-WORDS = ("banana", "castle", "violin", "tiger", "rocket", "garden")
+WORDS = ("banana", "castle", "violin", "tiger")
 OUTPUT = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 # Tokens, which the sessions' last prompts do not reach; and what is known of the model's KV: float32 for 16 tokens.
@@ -37,7 +37,7 @@ def ask(llm: LLM, sessions: list[str]) -> tuple[list[list[int]], list[str], Coun
 
 
 @pytest.mark.timeout(300)
-def test_six_sessions_keep_their_code_words_in_tiny_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_sessions_keep_their_code_words_in_tiny_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "WORTH", 1e9)  # an engine that has measured nothing yet may think computing sooner
     question = "\nWhoever wants to come in must say"
     filler = "Nobody else knows it, and it is never written down. " * 5
@@ -50,14 +50,14 @@ def test_six_sessions_keep_their_code_words_in_tiny_pools(tmp_path: Path, monkey
                 assert [each for each in WORDS if each in text] == [word], "the sessions cannot be told apart"
             expected.append(tokens)
             rounds.append([f"{asked}{text}{question}" for asked, text in zip(rounds[-1], texts, strict=True)])
-    pools = {"kv_memory": 28 * BLOCK_BYTES, "max_model_len": LONGEST, "max_num_seqs": 2}
-    tiers = {"kv_host_memory": 48 * BLOCK_BYTES, "kv_disk": str(tmp_path)}
+    pools = {"kv_memory": 20 * BLOCK_BYTES, "max_model_len": LONGEST, "max_num_seqs": 2}
+    tiers = {"kv_host_memory": 32 * BLOCK_BYTES, "kv_disk": str(tmp_path)}
     with engine(**pools, **tiers) as tight:
         for number in range(2):
             tokens, _, found = ask(tight, rounds[number])
             assert tokens == expected[number]
-    assert found["host"] + found["disk"] > 6 * 32, f"hardly anything was restored: {found}"
+    assert found["host"] + found["disk"] > 4 * 32, f"hardly anything was restored: {found}"
     with engine(**pools, **tiers) as again:
         tokens, _, found = ask(again, rounds[2])
     assert tokens == expected[2], "after a restart"
-    assert found["disk"] > 6 * 32, f"hardly anything came from files: {found}"
+    assert found["disk"] > 4 * 32, f"hardly anything came from files: {found}"
