@@ -207,6 +207,12 @@ def set_first(value: float) -> Callable[[Tensor], Tensor]:
             lambda t: None,
             "weight_zero_point: is missing, but .* asymmetric",
         ),
+        (
+            "int4 with zero points",
+            "weight_zero_point",
+            lambda t: t.repeat(8, 1),
+            r"weight_zero_point: has shape \[96, 2\], the weight's gives \[12, 2\]",
+        ),
         ("int8", "weight", lambda t: t.half(), r"weight: is stored as F16, expected I8"),
         ("fp8", "weight", lambda t: set_first(float("nan"))(t.float()).to(torch.float8_e4m3fn), "holds NaN"),
         ("fp8 whole", "weight_scale", lambda t: t * float("inf"), "holds NaN or infinite numbers"),

@@ -140,8 +140,11 @@ class QuantizedTensors:
                 shapes += [(n,), (1, 1), (1,), ()]
             scales = self._expect(f"{module}.weight_scale", shapes, _FLOATS)
             if "weight_zero_point" in names:
-                packed = [(-(-n // each), groups)] if found.layout == "words" else []
-                self._expect(f"{module}.weight_zero_point", [scales.shape, *packed], {"I8", "I32"})
+                name = f"{module}.weight_zero_point"
+                if found.layout == "words" and self._info(name).type == "I32":
+                    self._expect(name, [(-(-n // each), groups)], {"I32"})
+                else:
+                    self._expect(name, [scales.shape], {"I8"})
             elif found.zeros:
                 raise self._fail(f"{module}.weight_zero_point", "is missing, but quantization_config says asymmetric")
             return
