@@ -41,7 +41,9 @@ def weight_bytes(checkpoint: Checkpoint, quantization: str, dtype: str) -> int |
 
 
 def _kept_bytes(info: TensorInfo, quantization: str, dtype: str) -> int:
-    if quantization == "packed" and info.type in _KEPT_PACKED and info.name != _EMBEDDING:
+    if quantization == "packed" and info.name in (_EMBEDDING, _HEAD):
+        return info.num_elements  # in int8, as one of few requests reads it
+    if quantization == "packed" and info.type in _KEPT_PACKED:
         return info.nbytes
     return info.num_elements * _BYTES[dtype]
 

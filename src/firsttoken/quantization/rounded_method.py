@@ -22,13 +22,14 @@ from firsttoken.quantization.on_load import rounded
 from firsttoken.quantization.rounded import RoundedWeight
 from firsttoken.quantization.row_table import RowTable
 from firsttoken.quantization.scratch import Scratch
-from firsttoken.quantization.stored import FLOAT_TYPES, StoredTensor
+from firsttoken.quantization.stored import StoredTensor, floats
 from firsttoken.quantization.unpacked import UnpackedMethod
 
-# Up to here torch's own products beat writing weights out: 1.07 ns a weight against 1.5 at 32 rows of int4, 2.1 at 64,
-# and 0.30 against 0.55 at 8 rows of int8, 0.6 at 16 (one core of a Sapphire Rapids; `python -m benchmarks.cpu_linear`).
-INT4_ROWS = 40
-INT8_ROWS = 12
+# Up to here torch's own products beat writing weights out: 1.3 ns a weight against 2.2 at 32 rows of int4, and 2.6
+# against 2.6 at 64; 0.72 against 0.76 at 16 rows of int8, and 1.4 against 0.93 at 32 (one core of a Sapphire Rapids,
+# `python -m benchmarks.cpu_linear`).
+INT4_ROWS = 48
+INT8_ROWS = 16
 
 
 class RoundedMethod:
@@ -57,7 +58,7 @@ class RoundedMethod:
             return self._int4(four, bias)
         if self._unpacked is not None:
             return self._unpacked.linear(weight, bias)
-        made = rounded(_floats(weight), self._format, weight.name)
+        made = rounded(floats(weight), self._format, weight.name)
         return self._int4(pack_rounded(made), bias) if self._format == "int4" else self._int8(made, bias)
 
     def gated(self, weight: StoredTensor, bias: Tensor | None) -> GatedLinear:
@@ -66,7 +67,7 @@ class RoundedMethod:
     def head(self, weight: StoredTensor) -> tuple[Linear, RowTable | None]:
         if self._unpacked is not None:
             return self.linear(weight, None), None
-        made = rounded(_floats(weight), "int8", weight.name)
+        made = rounded(floats(weight), "int8", weight.name)
         return self._int8(made, None), RowTable(StoredTensor.of_rounded(weight.name, made), self.dtype, copy=False)
 
     def _int4(self, weight: Int4Weight, bias: Tensor | None) -> Linear:
@@ -77,10 +78,3 @@ class RoundedMethod:
         if not kernel_takes(packed):
             return WidenedInt8(packed, bias, self._scratch, alone=True)
         return ByRows(Int8Linear(packed, bias), WidenedInt8(packed, bias, self._scratch), INT8_ROWS)
-
-
-def _floats(weight: StoredTensor) -> Tensor:
-    """In the file's own precision, without a copy where it has one."""
-    if weight.type in FLOAT_TYPES:
-        return weight.data
-    return weight.dequantize(torch.float32)

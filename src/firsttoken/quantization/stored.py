@@ -120,6 +120,11 @@ class StoredTensor:
         return values.to(dtype)
 
 
+def floats(weight: StoredTensor) -> Tensor:
+    """The numbers in the file's own precision where it has one, without a copy; else in float32."""
+    return weight.data if weight.type in FLOAT_TYPES else weight.dequantize(torch.float32)
+
+
 def concatenate(parts: Sequence[StoredTensor]) -> StoredTensor:
     """Stack matrices by rows. Parts of one kind stay as they are; a mixture becomes float32."""
     if len(parts) == 1:

@@ -28,6 +28,8 @@ _ROW_TYPES = _FOUR_BIT | {"Q8_0"}
 _GROUP = 32
 # Rows that the CPU packs together (`quantization.int4.BLOCK`).
 _BLOCK = 64
+# Multiples of columns that the CPU's 8-bit product takes (`quantization.int8.kernel_takes`).
+_STEP = 16
 # Matrices that are kept as one.
 _TOGETHER = (re.compile(r"self_attn\.[qkv]_proj\.weight$"), re.compile(r"mlp\.(gate|up)_proj\.weight$"))
 
@@ -112,7 +114,10 @@ def _ends(embedding: _Matrix, head: _Matrix | None, element: int, quantization: 
     the matrix itself where that is int8."""
     rounded = quantization in CPU_ROUNDED_BITS
     total = _table_bytes(embedding, element)
-    total += _linear_bytes(head or embedding, element, "int8" if rounded else quantization)
+    last = head or embedding
+    total += _linear_bytes(last, element, "int8" if rounded else quantization)
+    if quantization == "packed" and last.columns % _STEP == 0:
+        total += _linear_bytes(last, element, "int8")  # for few rows
     if head is not None and element == 2 and not rounded:
         total += _table_bytes(head, element)
     return total
