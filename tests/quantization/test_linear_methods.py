@@ -15,7 +15,7 @@ from firsttoken.quantization import StoredTensor, linear_method
 from firsttoken.quantization.gguf_torch import dequantize, four_bit
 from firsttoken.quantization.int4 import Int4Linear, pack_four_bit
 from firsttoken.quantization.linear import ByRows
-from firsttoken.quantization.packed import INT4_ROWS
+from firsttoken.quantization.packed import HEAD_ROWS, INT4_ROWS
 from firsttoken.quantization.row_table import RowTable
 from firsttoken.quantization.stored import concatenate
 from firsttoken.quantization.unpacked import PlainLinear, UnpackedMethod
@@ -150,6 +150,19 @@ def test_four_bit_keeps_both_forms_and_others_only_one() -> None:
     assert isinstance(method.linear(stored("Q4_1", 32, 64), None), ByRows)
     assert isinstance(method.linear(stored("Q4_1", 24, 64), None), ByRows)
     assert not isinstance(method.linear(stored("Q8_0", 32, 64), None), ByRows)
+
+
+@pytest.mark.parametrize("rows", [1, HEAD_ROWS, HEAD_ROWS + 1])
+def test_the_head_of_packed_models_is_read_in_eight_bits_for_few_rows(rows: int) -> None:
+    weight = stored("Q8_0", 96, 64)
+    head, own_rows = linear_method("packed", torch.bfloat16).head(weight)
+    assert own_rows is None
+    x = torch.randn(rows, 64).bfloat16()
+    error = relative_error(head(x), x.double() @ exact(weight).T)
+    assert error < (0.02 if rows <= HEAD_ROWS else 6e-3)
+    assert head.nbytes == 3 * 96 * 64 + 2 * 96
+    odd = stored("F32", 20, 33)  # columns that the 8-bit product does not take
+    assert linear_method("packed", torch.bfloat16).head(odd)[0].nbytes == 2 * 20 * 33
 
 
 def test_four_bit_form_is_close_to_the_file() -> None:
