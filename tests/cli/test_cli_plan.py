@@ -8,8 +8,10 @@ import re
 import pytest
 
 from firsttoken.bench import footprint
+from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.cli.main import main
 from firsttoken.executor.memory_plan.cpu import Footprint
+from firsttoken.models.load import load_model
 
 KEYS = {
     "weights_mib",
@@ -68,6 +70,12 @@ def test_people_get_lines(capsys):
     assert "weights" in said
     assert "fits" in said
     assert "-> firsttoken serve random:llama-3.2-1b --max-model-len 2048" in said
+
+
+@pytest.mark.parametrize("quantization", ["packed", "int8", "int4"])
+def test_the_model_that_is_measured_with_loads_in_every_form(quantization: str) -> None:
+    model = open_checkpoint(footprint.MODEL)
+    load_model(model, device="cpu", dtype="bfloat16", quantization=footprint.measured_as(quantization))
 
 
 def test_the_cpu_is_measured_first(capsys, monkeypatch):
