@@ -227,7 +227,7 @@ class FusedDecoder:
 
     def _forward_many(self, step: StepView) -> Logits | None:
         rows = step.slots.shape[0]
-        pdl = step.pdl and rows <= MAX_ROWS  # later kernels' programs would take room from long ones
+        pdl = False
         hidden = self._new(rows, self.config.hidden_size)
         embed(step.tokens, step.slots, step.positions, self.embedding, hidden, pdl=pdl)
         for layer in self.layers[:-1]:

@@ -61,6 +61,8 @@ def _load(
         # Attention masks what lies past a row's end, but a weight of zero times a stranger's NaN would still be NaN.
         pool.storage.zero_()
         model = load_step_model(checkpoint, pool, device, _limits(config, device, choose))
+        if config.quantization in ROUNDED_BITS:
+            runtime.release()  # what weights were rounded from, gigabytes in pieces that no step wants
     return GraphExecutor(config, model, runtime, kernels, pool.storage)
 
 
