@@ -75,6 +75,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         kv_memory=options.kv_memory or kv_bytes(options.model),
         max_num_seqs=4,
         max_model_len=options.max_model_len,
+        batch_window=options.batch_window,
     )
     async with open_session(args, now_ns()) as session:
         return await measure(session, args, options)
@@ -88,6 +89,7 @@ def main() -> int:
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--kv-memory", type=int, help=f"bytes (default: of {KV_TOKENS} tokens in 16 bits)")
     parser.add_argument("--max-model-len", type=int, default=512)
+    parser.add_argument("--batch-window", default="2ms", help="how long the first of four waits for the others")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--target-ttft", type=float, help="ms, of the burst's p99")

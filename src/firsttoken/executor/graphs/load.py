@@ -11,6 +11,7 @@ from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.executor import GraphExecutor
 from firsttoken.executor.graphs.profiles import ShapeTable
 from firsttoken.executor.graphs.runtime import CUDARuntime, Runtime
+from firsttoken.executor.memory_plan.weights import ROUNDED_BITS
 from firsttoken.kernels.linear.config import LinearConfig, OpKind
 from firsttoken.kernels.paged_attention import KVPool
 from firsttoken.kernels.paged_attention.gpu_config import prefill_config
