@@ -21,6 +21,7 @@ from firsttoken.kernels.paged_attention import cpu as cpu_attention
 from firsttoken.kernels.paged_attention.gpu_config import prefill_config
 from firsttoken.models.load import load_model
 from firsttoken.models.registry import family_of, known_architectures
+from firsttoken.quantization import on_load
 from tests.engine.outlined import outline_in_subprocess
 
 MIB = 1 << 20
@@ -79,6 +80,7 @@ def test_constants_are_those_of_the_rooms_that_have_them():
     for head_dim in (64, 80, 128, 256):
         assert gpu.tile_rows(head_dim) == prefill_config(head_dim).tile_tokens
     assert PREPARED % cpu.PRODUCTS == 0
+    assert cpu.ROUNDED_AT_ONCE == on_load.ELEMENTS_AT_ONCE
 
 
 # ------------------------------------------------------------------ parts

@@ -22,7 +22,7 @@ from firsttoken.quantization.rounded import RoundedFormat, RoundedWeight
 
 # What an outlier may lose of its size so that the others are rounded finer; the best is taken, group by group.
 SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
-_ELEMENTS_AT_ONCE = 1 << 22
+ELEMENTS_AT_ONCE = 1 << 22
 
 
 def quantized(weight: Tensor, format: PackedFormat, name: str) -> PackedWeight:
@@ -76,7 +76,7 @@ def _int8(weight: Tensor) -> RoundedWeight:
 
 def _slabs(n: int, k: int) -> Iterator[slice]:
     """Rows of few elements, as each takes several float32 on the way."""
-    step = max(_ELEMENTS_AT_ONCE // k, 1)
+    step = max(ELEMENTS_AT_ONCE // k, 1)
     for first in range(0, n, step):
         yield slice(first, min(first + step, n))
 

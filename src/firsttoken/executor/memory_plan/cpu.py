@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.executor.config import ExecutorConfig
-from firsttoken.executor.memory_plan.weights import ELEMENT_BYTES, WeightPlan
+from firsttoken.executor.memory_plan.weights import CPU_ROUNDED_BITS, ELEMENT_BYTES, WeightPlan
 
 # From this size on the C library takes an allocation from the system, and gives it back.
 MAPPED_BYTES = 32 << 20
@@ -19,6 +19,8 @@ MAPPED_BYTES = 32 << 20
 GAPS = 0.15
 # Kinds of products in a layer: q, k and v, output, gate and up, down. Each is prepared for a number of rows by itself.
 PRODUCTS = 4
+# Elements that are rounded at a time while a model is loaded (`quantization.on_load`, which a test compares).
+ROUNDED_AT_ONCE = 1 << 22
 # Attention's queries of a tile, and the bound on its scores (`kernels.paged_attention.cpu`, which a test compares).
 # Each tile has a context of its own to be prepared for: two products, where a number of rows has six.
 QUERY_TILE, MAX_SCORES = 128, 1 << 24
@@ -59,6 +61,7 @@ def plan_cpu_work(
     loading = footprint.engine + weights.kept + weights.source + weights.mapped + gaps
     if not small:
         loading += 3 * weights.largest  # the parts, joined, in the type of the products: each a copy
+    loading += _rounding(config, model, weights)
     most = most_prepared // PRODUCTS
     tiles = -(-config.max_model_len // QUERY_TILE)
     lengths = most if config.max_num_seqs > 1 else min(2 + tiles / _TILES_A_LENGTH, most)
@@ -69,6 +72,15 @@ def plan_cpu_work(
         step=_step(config, model),
         attention=_attention(config, model),
     )
+
+
+def _rounding(config: ExecutorConfig, model: ModelConfig, weights: WeightPlan) -> int:
+    """Float32 that is held while a piece of a matrix is rounded: three times for the int8 of a head, six for int4."""
+    if config.quantization not in CPU_ROUNDED_BITS:
+        return 0
+    head = min(model.vocab_size * model.hidden_size, ROUNDED_AT_ONCE)
+    layer = min(weights.largest // ELEMENT_BYTES[config.dtype], ROUNDED_AT_ONCE)
+    return 4 * max(3 * head, (6 if config.quantization == "int4" else 3) * layer)
 
 
 def _small_share(model: ModelConfig) -> float:
