@@ -77,19 +77,21 @@ def answer(executor: Executor, between: Callable[[list[int]], list[int]] | None 
     return tokens[len(PROMPT) :]
 
 
+KINDS = [
+    ("torch", None),
+    ("torch", "fp8"),
+    ("torch", "int4"),
+    ("graphs", None),
+    ("graphs", "fp8"),
+    ("deterministic", None),
+    ("deterministic", "int4"),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "kv_dtype"),
-    [
-        ("torch", None),
-        ("torch", "fp8"),
-        ("torch", "int4"),
-        ("graphs", None),
-        ("graphs", "fp8"),
-        ("deterministic", None),
-        ("deterministic", "int4"),
-    ],
+    ("kind", "kv_dtype", "restored"),
+    [*((*kind, True) for kind in KINDS), ("torch", None, False), ("graphs", "fp8", False)],
 )
-@pytest.mark.parametrize("restored", [True, False])
 def test_an_answer_goes_on_from_restored_blocks(kind: str, kv_dtype: str | None, restored: bool) -> None:
     executor, kv = make(kind, kv_dtype)
     alone = answer(executor)

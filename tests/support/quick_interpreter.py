@@ -2,7 +2,8 @@
 
 It puts its own functions in the place of the language's for every launch and every call of a helper: here that is done
 once and stays. It checks each whole number's addition and product for overflow: tests' shapes are far too small for
-one. It writes the names of the types of all values, which nobody reads: here they are written when somebody does.
+one. It writes the types of all tuples, and the names of all types, which nobody reads: here they are written when
+somebody does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def quicken() -> None:
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     _name_types_late(tl.core)
+    _look_dtypes_up(interpreter)
 
 
 def _name_types_late(core) -> None:
@@ -36,9 +38,37 @@ def _name_types_late(core) -> None:
             raise TypeError("0d block_type is forbidden")
         self.numel = core.validate_block_shape(self.shape)
 
+    def make_tuple(self, args, type=None) -> None:
+        self.values = list(args)
+        self._told = type
+
+    def type_of(self):
+        told = self._told
+        if told is None:
+            self._told = told = core._type_for_tuple_values(self.values)
+        elif not isinstance(told, core.tuple_type):
+            self._told = told = core.tuple_type(told)
+        return told
+
     core.tuple_type.__init__ = tuple_type
     core.tuple_type.name = property(
         lambda t: "[" + ",".join(f"{k}:{v}" for k, v in zip(t.fields, t.types, strict=False)) + "]"
     )
     core.block_type.__init__ = block_type
     core.block_type.name = property(lambda t: f"<{t.shape}, {t.element_ty}>")
+    core.tuple.__init__ = make_tuple
+    core.tuple.type = property(type_of, lambda self, told: setattr(self, "_told", told))
+
+
+def _look_dtypes_up(interpreter) -> None:
+    """Of scalars, by their names: the interpreter writes its whole table for each look."""
+    found = {}
+    plain = interpreter._get_np_dtype
+
+    def dtype(of):
+        name = of.name if of.is_ptr() or not of.is_block() else of.element_ty.name
+        if name not in found:
+            found[name] = plain(of)
+        return found[name]
+
+    interpreter._get_np_dtype = dtype
