@@ -236,7 +236,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--calibration", "missing.txt"], "cannot read missing.txt"),
         (["--scheme", "fp8", "--group-size", "32"], "--group-size 32 is for int4: fp8 has a scale for each row"),
-        (["--method", "awq", "--scheme", "fp8"], "awq finds nothing to do for fp8"),
+        (["--method", "awq", "--scheme", "fp8"], "awq is for int4: fp8 has enough bits"),
         (["--device", "cuda"], "device 'cuda'"),
         (["--context", "128", "--calibration", "short.txt"], "two windows of 128 are the least"),
     ],
@@ -262,6 +262,7 @@ def test_what_cannot_be_done_is_said(
     ]
     assert main([*command, *more]) == 2
     assert words in capsys.readouterr().err
+    assert not Path("out").exists(), "nothing is begun that cannot be done"
 
 
 def test_other_families_and_models_without_words_are_refused(

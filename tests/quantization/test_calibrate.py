@@ -202,9 +202,10 @@ def test_eight_bits_have_a_scale_a_row(format: str) -> None:
     assert choice.mse < bound**2 * choice.power
 
 
-def test_awq_of_fp8_and_groups_that_do_not_fit_are_refused() -> None:
+def test_awq_of_eight_bits_and_groups_that_do_not_fit_are_refused() -> None:
     inputs = inputs_of(mixed_inputs(40, 72))
-    with pytest.raises(ConfigError, match="awq finds nothing to do for fp8"):
-        Chooser({"a": weights(2, 72)}, inputs, Grid("fp8", 0), "awq").choose(None)
+    for format in ("fp8", "int8"):
+        with pytest.raises(ConfigError, match=f"awq is for int4: {format} has"):
+            Chooser({"a": weights(2, 72)}, inputs, Grid(format, 0), "awq").choose(None)
     with pytest.raises(ConfigError, match="groups of 32 do not divide 72 columns"):
         Chooser({"a": weights(2, 72)}, inputs, INT4, "rtn").choose(None)

@@ -22,7 +22,7 @@ from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.hf_write import config_values, write_text_files
 from firsttoken.core.errors import ConfigError
 from firsttoken.kernels.packed_linear.layout import GROUPS
-from firsttoken.quantization.calibrate.choose import Method
+from firsttoken.quantization.calibrate.choose import Method, check_method
 from firsttoken.quantization.calibrate.grid import Grid
 from firsttoken.quantization.compressed import BITS, read_linear, write_linear
 from firsttoken.quantization.rounded import RoundedFormat
@@ -59,6 +59,7 @@ def quantize(
 ) -> Done:
     """Write ``out``, or go on with it where it was begun. ``on_layer`` is told of each layer that is done, those of an
     earlier run first. Raises `ConfigError` for what does not fit together and `CheckpointError` for a damaged model."""
+    check_method(order.method, order.scheme)
     if order.threads is not None:
         torch.set_num_threads(order.threads)
     model = PlainModel(checkpoint, torch.device(order.device))

@@ -15,7 +15,7 @@ from firsttoken.quantization.calibrate.grid import TURNED, Grid
 from firsttoken.quantization.calibrate.inputs import Inputs
 from firsttoken.quantization.calibrate.refine import descend, fitted_scales
 from firsttoken.quantization.on_load import SHRINK
-from firsttoken.quantization.rounded import VALUE_DTYPES, RoundedWeight
+from firsttoken.quantization.rounded import VALUE_DTYPES, RoundedFormat, RoundedWeight
 
 Method = Literal["best", "rtn", "gptq", "awq"]
 METHODS: tuple[Method, ...] = ("best", "rtn", "gptq", "awq")
@@ -64,6 +64,12 @@ class _Trial:
     errors: Mapping[str, float]
 
 
+def check_method(method: Method, format: RoundedFormat) -> None:
+    """Raises `ConfigError` for a pair that does not go together."""
+    if method == "awq" and format != "int4":
+        raise ConfigError(f"awq is for int4: {format} has enough bits for small columns, use rtn, gptq or best")
+
+
 class Chooser:
     """Rounds ``weights`` (name to float32 ``[N, K]``), all of which read ``inputs``, by ``method``."""
 
@@ -78,10 +84,8 @@ class Chooser:
         self._power = self._by_name(self._wanted.square().mean(0))
 
     def choose(self, source: Source | None) -> Chosen:
-        """``source``: None where columns cannot be scaled before. Raises `ConfigError` for a grid and method that do
-        not go together."""
-        if self._method == "awq" and self._grid.format == "fp8":
-            raise ConfigError("awq finds nothing to do for fp8, whose numbers have exponents: use rtn, gptq or best")
+        """``source``: None where columns cannot be scaled before. Raises `ConfigError` as `check_method` does."""
+        check_method(self._method, self._grid.format)
         plain = self._trials("", None)
         best, scale = self._best(plain), None
         if source is not None and self._method in ("awq", "best") and self._grid.format == "int4":
