@@ -54,6 +54,9 @@ CASES = tuple(
         ("smollm2", "none", 512, 1),
         ("random:smollm2-135m", "auto", 512, 1),
         ("random:smollm2-135m", "none", 512, 1),
+        ("random:smollm2-135m", "int8", 512, 1),
+        ("random:smollm2-135m", "int4", 512, 1),
+        ("smollm2", "int4", 512, 1),
         ("random:llama-3.2-1b", "auto", 512, 1),
     )
 )
@@ -121,7 +124,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     output = parser.parse_args().output
     rows = []
-    machines = {each: find_machine("cpu", EngineArgs(quantization=each)) for each in ("auto", "none")}
+    forms = {case.args.quantization for case in CASES}
+    machines = {form: find_machine("cpu", EngineArgs(quantization=form)) for form in forms}
     for case in CASES:
         machine = machines[case.args.quantization]
         plan = plan_of(case, machine)
