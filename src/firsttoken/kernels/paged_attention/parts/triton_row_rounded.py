@@ -35,6 +35,11 @@ def load_words(tile, blocks, at, seen, block_stride, PAGE: tl.constexpr, W: tl.c
 
 
 @triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
 def attend_words(
     q, q_sum, loaded, at, seen, position, slope, scale, softcap, state,
     GT: tl.constexpr, F: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, KV_FORMAT: tl.constexpr,
@@ -55,9 +60,13 @@ def attend_words(
     grown = tl.maximum(top, tl.max(scores, 1))
     shrink = tl.exp2(top - grown)
     p = tl.exp2(scores - grown[:, None])
-    total = total * shrink + tl.sum(p, 1)
     if KV_FORMAT == "int4":
-        base = base * shrink + tl.sum(p * vz[None, :], 1)
+        # Both in one pass: each takes a barrier between the warps.
+        part, least = tl.reduce((p, p * vz[None, :]), 1, _add_both)
+        base = base * shrink + least
+    else:
+        part = tl.sum(p, 1)
+    total = total * shrink + part
     weights = (p * vs[None, :]).to(COMPUTE)
     values = unpack(v, KV_FORMAT, PLAIN)
     mixed = ()
