@@ -70,7 +70,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     load_s = time.perf_counter() - began
     config = checkpoint.config
     kv = KVFormat(
-        dtype=model.kv_dtype, layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim
+        dtype=arguments.kv_dtype or model.kv_dtype,
+        layers=config.num_layers,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
     )
     pool = KVPool(
         kv, 8 * kv.blocks_for(arguments.context + 1) + kv.blocks_for(arguments.prefill_start + arguments.prefill)
@@ -89,6 +92,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "model": arguments.model,
         "dtype": arguments.dtype,
         "quantization": arguments.quantization,
+        "kv_dtype": kv.dtype,
         "context": arguments.context,
         "prefill_tokens": arguments.prefill,
         "prefill_start": arguments.prefill_start,
@@ -106,6 +110,7 @@ def main() -> int:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", default="packed")
+    parser.add_argument("--kv-dtype", choices=("float32", "bfloat16", "fp8", "int4"), help="default: the model's own")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--context", type=int, default=128, help="tokens before the one decoded")
     parser.add_argument("--prefill", type=int, default=512, help="tokens of the prefill")
