@@ -2,7 +2,7 @@
 
 Runs in a process of its own, since Triton must not be its interpreter there, and prints one JSON object.
 
-    python -m tests.engine.outlined random:llama-3.1-8b
+    python -m tests.engine.outlined random:llama-3.1-8b none
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def outline_in_subprocess(model: str) -> dict[str, int]:
+def outline_in_subprocess(model: str, quantization: str = "none") -> dict[str, int]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    words = [sys.executable, "-m", "tests.engine.outlined", model]
+    words = [sys.executable, "-m", "tests.engine.outlined", model, quantization]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def main(name: str) -> None:
+def main(name: str, quantization: str) -> None:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_iter
@@ -78,7 +78,7 @@ def main(name: str) -> None:
     compile_for(90)
     knobs.runtime.jit_cache_hook = leave_out
     gpu, checkpoint = KNOWN["h200"], open_checkpoint(name)
-    config = resolve(EngineArgs(model=name), checkpoint, [PlannedGPU(gpu)])[1].executor
+    config = resolve(EngineArgs(model=name, quantization=quantization), checkpoint, [PlannedGPU(gpu)])[1].executor
     with LiveBytes() as making:
         executor = outline(Order(model=checkpoint.config, executor=config, gpu=gpu, processes=1, quietly=True))
     model = executor._model
@@ -107,4 +107,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -155,8 +155,8 @@ def test_rows_and_work_space_are_those_that_an_executor_makes(outlined):
     assert work.rows - cublas == pytest.approx(outlined["rows"], rel=0.02)
 
 
-def test_what_is_alive_in_a_step_is_what_the_plan_says(outlined):
-    sizes = gpu.StepSizes(MODEL_8B.config, "NVIDIA H200")
+def _live_as_planned(outlined, quantization):
+    sizes = gpu.StepSizes(MODEL_8B.config, "NVIDIA H200", quantization)
     config = resolve(EngineArgs(model="random:llama-3.1-8b"), MODEL_8B, [PlannedGPU(KNOWN["h200"])])[1].executor
     table = gpu.ShapeTable(config.max_num_seqs, config.max_step_tokens, gpu.tile_rows(128))
     shapes = {
@@ -168,6 +168,15 @@ def test_what_is_alive_in_a_step_is_what_the_plan_says(outlined):
     }
     for name, shape in shapes.items():
         assert sizes.live(shape) == pytest.approx(outlined[name], rel=0.01), name
+
+
+def test_what_is_alive_in_a_step_is_what_the_plan_says(outlined):
+    _live_as_planned(outlined, "none")
+
+
+def test_what_is_alive_in_a_step_of_rounded_weights_is_what_the_plan_says():
+    pytest.importorskip("triton")
+    _live_as_planned(outline_in_subprocess("random:llama-3.1-8b", "int4"), "int4")
 
 
 def test_what_no_step_needs_is_not_planned():

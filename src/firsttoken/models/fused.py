@@ -17,7 +17,7 @@ from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.kernels.embed.triton import embed
 from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
 from firsttoken.kernels.linear.small import Norm, Workspace, small_linear
-from firsttoken.kernels.packed_linear.config import PackedConfig, default_config
+from firsttoken.kernels.packed_linear.config import FEW_ROWS, PackedConfig, default_config
 from firsttoken.kernels.packed_linear.layout import PackedFormat, PackedWeight
 from firsttoken.kernels.packed_linear.small import packed_linear
 from firsttoken.kernels.paged_attention import AttentionParams
@@ -54,8 +54,6 @@ class _Stream:
     squares: Tensor  # float32 [M, P]: partial sums of squares of hidden
 
 
-# Rows up to which the small kernels are faster than products of rounded rows.
-FEW_ROWS: dict[PackedFormat, int] = {"int4": 8, "fp8": 8}
 AnyConfig = LinearConfig | PackedConfig
 ChooseLinear = Callable[[OpKind, int, int, int], LinearConfig]
 """The config of a product of some kind over weights ``[n, k]`` with some rows."""

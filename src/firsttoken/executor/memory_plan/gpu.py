@@ -14,7 +14,7 @@ from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
 from firsttoken.executor.memory_plan.weights import FUSED, ROUNDED_BITS, WeightPlan
 from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
-from firsttoken.kernels.packed_linear.config import default_config
+from firsttoken.kernels.packed_linear.config import FEW_ROWS, default_config
 from firsttoken.kernels.tuning import linear_config
 
 # Steps of more tokens get no graph (`executor.graphs.captures.LARGEST_LEARNED`, which a test compares).
@@ -93,11 +93,13 @@ class StepSizes:
         """The most that is alive at once."""
         if not self._fused:
             return self._composed(shape)
+        if self._rounded:
+            return self._few(shape) if shape.tokens <= FEW_ROWS[self._rounded] else self._many_rounded(shape)
         return self._few(shape) if shape.tokens <= MAX_ROWS else self._many(shape)
 
     def largest(self, shape: StepShape) -> int:
         """The largest tensor."""
-        inner = 2 * shape.tokens * 2 * self._widths.inner
+        inner = 2 * shape.tokens * (1 if self._rounded else 2) * self._widths.inner
         return max(inner, self.logits(shape))
 
     def logits(self, shape: StepShape) -> int:
@@ -116,9 +118,19 @@ class StepSizes:
         picked = 2 * shape.samples * (2 * w.hidden + w.query)
         end = picked + max(6 * shape.samples * w.inner, self._head(shape))
         # The rows of all tokens are held by nobody once those that sample are picked, but for the heads'.
-        # A product of FP8 takes its rows in FP8, and is added to the residual by itself.
-        rounded = rows * (w.inner + 2 * w.hidden) if self._rounded else 0
-        return max(stream + rounded + 2 * rows * max(attend, mlp), end)
+        return max(stream + 2 * rows * max(attend, mlp), end)
+
+    def _many_rounded(self, shape: StepShape) -> int:
+        """Rows go into products as FP8, with their scales and the sums of groups; gates are applied in the product."""
+        w, rows = self._widths, shape.tokens
+        attend = max(self._as_fp8(w.hidden) + 2 * w.qkv, 2 * (w.qkv + w.query), 2 * w.query + self._as_fp8(w.query))
+        mlp = 2 * w.query + max(2 * w.inner + self._as_fp8(w.hidden), 2 * w.inner + self._as_fp8(w.inner))
+        picked = 2 * shape.samples * (2 * w.hidden + w.query)
+        return max(rows * (2 * w.hidden + max(attend, mlp)), picked + self._head(shape))
+
+    def _as_fp8(self, width: int) -> int:
+        """Bytes of a row of that width."""
+        return width + 4 + (4 * (width // 128) if self._rounded == "int4" else 0)
 
     def _head(self, shape: StepShape) -> int:
         """Logits, and the best of each tile where the small product makes them."""

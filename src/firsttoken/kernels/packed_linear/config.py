@@ -12,6 +12,9 @@ TILE = 16
 # Columns of a chunk, which a warp loads at once.
 CHUNK_COLUMNS = {"int4": 256, "fp8": 128}
 MAX_ROWS = 64
+# Rows up to which these kernels are faster than products of rounded rows: a step of 8 rows of an 8B in int4 takes 2.46
+# and 2.78 ms, of 16 rows 3.84 and 2.82.
+FEW_ROWS = {"int4": 8, "fp8": 8}
 BlockM = Literal[8, 16, 32, 64]
 ColumnWarps = Literal[1, 2, 4, 8, 16]
 _WIDTHS: tuple[ColumnWarps, ...] = (1, 2, 4, 8)
