@@ -18,7 +18,7 @@ from firsttoken.kernels.embed.triton import embed
 from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
 from firsttoken.kernels.linear.small import Norm, Workspace, small_linear
 from firsttoken.kernels.packed_linear.config import FEW_ROWS, PackedConfig, default_config
-from firsttoken.kernels.packed_linear.layout import PackedFormat, PackedWeight
+from firsttoken.kernels.packed_linear.layout import PackedWeight
 from firsttoken.kernels.packed_linear.small import packed_linear
 from firsttoken.kernels.paged_attention import AttentionParams
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
