@@ -1,6 +1,6 @@
 """KV in eight and four bits on a GPU: right at odd shapes, how fast attention is on it, and what an engine gets of it.
 
-    python -m benchmarks.gpu.kv_formats --output DIR [--seconds 240] [--no-engine]
+    python -m benchmarks.gpu.kv_formats --output DIR [--seconds 240] [--processes 12] [--no-engine]
 
 Checks every attention kernel against float64; times decode attention alone (a CUDA graph over as many layers as hold
 more than the L2 cache, medians) in several configs; then runs ``firsttoken bench latency`` for each format.
@@ -14,7 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +173,12 @@ def checks(device: str) -> Iterator[tuple[str, Any]]:
             )
 
 
-def run_checks(device: str) -> dict[str, Any]:
+def some_checks(device: str, first: int, step: int) -> tuple[dict[str, float], list[str]]:
+    """Every ``step``-th check from ``first`` on: the worst excess of each kind, and what failed."""
     worst: dict[str, float] = {}
     failures = []
-    torch.manual_seed(0)
-    for name, check in checks(device):
+    torch.manual_seed(first)
+    for name, check in islice(checks(device), first, None, step):
         kind = " ".join(name.split()[:2])
         try:
             found = check()
@@ -183,6 +188,18 @@ def run_checks(device: str) -> dict[str, Any]:
         worst[kind] = max(worst.get(kind, 0.0), found)
         if not found <= 1.0:
             failures.append(f"{name}: {found:.2f} times what rounding allows")
+    return worst, failures
+
+
+def run_checks(device: str, processes: int) -> dict[str, Any]:
+    """All of them, in processes side by side: most of their time is Triton's compiler."""
+    worst: dict[str, float] = {}
+    failures: list[str] = []
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for excess, failed in pool.map(partial(some_checks, device, step=processes), range(processes)):
+            failures += failed
+            for kind, found in excess.items():
+                worst[kind] = max(worst.get(kind, 0.0), found)
     print("errors, 1.0 = rounding:", " ".join(f"{name} {value:.2f};" for name, value in worst.items()))
     print(f"{len(failures)} checks failed", *failures, sep="\n  ", flush=True)
     return {"excess": worst, "failures": failures}
@@ -314,6 +331,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--seconds", type=float, default=240.0, help="start no further timing after this long")
+    parser.add_argument("--processes", type=int, default=12, help="that check side by side")
     parser.add_argument("--no-engine", action="store_true", help="leave bench latency out")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -322,7 +340,7 @@ def main() -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    found["checks"] = run_checks("cuda")
+    found["checks"] = run_checks("cuda", options.processes)
     print(f"checked after {time.monotonic() - began:.0f} s", flush=True)
     model = Model()
     found["write"] = [time_write(kv_dtype, model) for kv_dtype in FORMATS]
