@@ -11,15 +11,17 @@ from firsttoken import LLM, SamplingParams
 from firsttoken.frontend.generation import GenerationFailed
 from tests.support.tiny_folder import WEIGHTS, write_tiny_folder
 
-NORM = "model.layers.1.input_layernorm.weight"
+# What the second layer makes of the one, keys and values too, is not finite. Of the other all is, but no norm's square.
+NORM, VALUES = "model.layers.1.input_layernorm.weight", "model.layers.1.self_attn.v_proj.weight"
 
 
-@pytest.fixture(scope="module")
-def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its weights are finite, as a load demands; what the second layer makes of them, keys and values too, is not."""
+@pytest.fixture(scope="module", params=[(NORM, 1e36), (VALUES, 1e30)], ids=["numbers", "squares"])
+def overflowing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its weights are finite, as a load demands."""
     folder = write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny")
     weights = load_file(folder / WEIGHTS)
-    weights[NORM] *= 1e36
+    name, factor = request.param
+    weights[name] *= factor
     save_file(weights, folder / WEIGHTS)
     return folder
 

@@ -22,6 +22,9 @@ from firsttoken.quantization.rounded import RoundedFormat, RoundedWeight
 
 # What an outlier may lose of its size so that the others are rounded finer; the best is taken, group by group.
 SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
+# int4 has one value more below 0 than above. Where the largest weight becomes -8, by a scale of the other sign if need
+# be, all are rounded finer by an eighth, unless the largest of the other side has to lose too much.
+_TURNED = (1.0, 0.95, 0.9)
 ELEMENTS_AT_ONCE = 1 << 22
 
 
@@ -82,14 +85,17 @@ def _slabs(n: int, k: int) -> Iterator[slice]:
 
 
 def round_groups(w: Tensor) -> tuple[Tensor, Tensor]:
-    """``w`` float32 ``[N, groups, group]`` -> values -8 to 7 and bf16 scales ``[N, groups]`` of least squared error
-    among those that shrink the largest."""
-    largest = w.abs().amax(-1, keepdim=True)
+    """``w`` float32 ``[N, groups, group]`` -> values -8 to 7 and bf16 scales ``[N, groups]``, of either sign, of least
+    squared error among those that shrink the largest."""
+    least, most = torch.aminmax(w, dim=-1, keepdim=True)
+    largest = torch.maximum(most, -least)
+    turned = torch.where(most > -least, -largest, largest)
     best = torch.full_like(largest, float("inf"))
     values, scales = torch.zeros_like(w), torch.zeros_like(largest)
-    for shrink in SHRINK:
-        scale = (largest * (shrink / 7)).bfloat16().float()
-        chosen = (w / scale.clamp_min(1e-30)).round_().clamp_(-8, 7)
+    tried = [largest * (shrink / 7) for shrink in SHRINK] + [turned * (shrink / 8) for shrink in _TURNED]
+    for exact in tried:
+        scale = exact.bfloat16().float()
+        chosen = (w / torch.where(scale == 0, 1.0, scale)).round_().clamp_(-8, 7)
         error = (chosen * scale - w).square_().sum(-1, keepdim=True)
         better = error < best
         best = torch.where(better, error, best)

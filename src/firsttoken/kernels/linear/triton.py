@@ -105,6 +105,12 @@ def load_squares(squares, rows, M, P: tl.constexpr, PP: tl.constexpr):
 
 
 @triton.jit
+def inverse_rms(mean):
+    """``1 / sqrt(mean)``, but NaN where the squares overflow: 0 would make a row of finite values look like nothing."""
+    return tl.where(mean == float("inf"), float("nan"), tl.rsqrt(mean))
+
+
+@triton.jit
 def finish(
     acc, out, residual, bias, gain, squares, scaled, squares_out, best_value, best_index, eps, inverse_width, M,
     tile, tiles, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, KIND: tl.constexpr,
@@ -117,7 +123,7 @@ def finish(
     mask = live[None, :] & (columns[:, None] < N)
     at = rows[None, :] * N + columns[:, None]
     if inverse_width is not None:
-        acc *= tl.rsqrt(tl.sum(squares, 1) * inverse_width + eps)[None, :]
+        acc *= inverse_rms(tl.sum(squares, 1) * inverse_width + eps)[None, :]
     acc += bias
     if KIND == "gated":
         gate, up = tl.split(tl.permute(tl.reshape(acc, [BN // 2, 2, BM]), (0, 2, 1)))

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from firsttoken.kernels.linear.triton import inverse_rms
+
 
 @triton.jit
 def _e4m3(value, PLAIN: tl.constexpr):
@@ -46,7 +48,7 @@ def round_rows_kernel(
         gdc_wait()
     value = tl.load(x + row * K + column, mask=there, other=0.0).to(tl.float32)
     if gain is not None:
-        value *= tl.rsqrt(tl.sum(value * value, 0) * inverse_width + eps) * gains
+        value *= inverse_rms(tl.sum(value * value, 0) * inverse_width + eps) * gains
     # A row of zeros has any scale; one that is not finite stays so.
     scale = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / MOST
     rounded = _e4m3(value * (1.0 / scale), PLAIN)

@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from firsttoken.kernels.launch import cdiv, launch, next_power_of_two
+from firsttoken.kernels.linear.triton import inverse_rms
 
 _MAX_WIDTH = 1 << 15
 
@@ -32,7 +33,7 @@ def _add_rms_norm(
             value += tl.load(y + at, mask=mask).to(tl.float32)
             tl.store(h + at, value.to(h.dtype.element_ty), mask=mask)
         squares = value * value if H == BH else tl.where(columns < H, value * value, 0.0)
-        scale = tl.rsqrt(tl.sum(squares, 0) * inverse_width + eps)
+        scale = inverse_rms(tl.sum(squares, 0) * inverse_width + eps)
         tl.store(out + at, (value * scale * gains).to(out.dtype.element_ty), mask=mask)
 
 
