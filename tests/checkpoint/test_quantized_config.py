@@ -89,6 +89,8 @@ def with_group(**values: Any) -> dict[str, Any]:
         (ct() | {"config_groups": {}}, "config_groups: is missing"),
         (ct() | {"config_groups": {"W4A16": ["Linear"]}}, "W4A16: is a preset by name"),
         (ct() | {"ignore": ["re:("]}, r"ignore: 're:\(' is not a pattern"),
+        (ct() | {"ignore": ["re:(.*)*x"]}, r"is not a pattern that is taken \(repeats a group"),
+        (ct() | {"ignore": ["re:.*a.*b.*c.*d.*e.*f"]}, "more than 5 times"),
         (with_group(targets=["LlamaMLP"]), "targets: 'LlamaMLP' is neither Linear"),
         (with_group(weights=None), "group_0: says nothing of weights"),
         (with_group(output_activations={"num_bits": 8}), "output_activations: is not supported"),

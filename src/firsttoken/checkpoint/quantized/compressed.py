@@ -19,6 +19,7 @@ _FORMATS: dict[tuple[str, int], Format] = {("int", 4): "int4", ("int", 8): "int8
 # Int4 kernels apply a scale to so many columns or a multiple.
 INT4_COLUMNS = 32
 MAX_PATTERN = 1000
+_MAX_REPEATS = 5
 
 
 def read_compressed(config: JSONObject) -> QuantScheme:
@@ -134,11 +135,17 @@ def names(config: JSONObject, key: str) -> tuple[str, ...]:
 
 
 def _check_pattern(config: JSONObject, key: str, target: str) -> None:
+    pattern = target.removeprefix(REGEX)
+    # A pattern comes with a model, and some would take longer than any load.
+    plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "c", pattern[:MAX_PATTERN], flags=re.DOTALL)
     try:
-        if len(target) <= MAX_PATTERN:
-            re.compile(target.removeprefix(REGEX))
+        if len(target) > MAX_PATTERN:
+            problem = f"is longer than {MAX_PATTERN} characters"
+        elif re.search(r"\)[*+{]", plain) or len(re.findall(r"[*+{]", plain)) > _MAX_REPEATS:
+            problem = f"repeats a group, or more than {_MAX_REPEATS} times: name the linears, or say it in simpler ones"
+        else:
+            re.compile(pattern)
             return
-        problem = f"is longer than {MAX_PATTERN} characters"
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         problem = str(error)
-    raise config.fail(key, f"{target!r:.80} is not a pattern ({problem})")
+    raise config.fail(key, f"{target!r:.80} is not a pattern that is taken ({problem})")
