@@ -272,7 +272,6 @@ async def answered(app, *pieces):
         await app(send)
 
     config = run._uvicorn_config(watched)
-    config.load()
     transport = Socket()
     protocol = Protocol(config, ServerState(), {}, asyncio.get_running_loop())
     protocol.connection_made(transport)
@@ -430,7 +429,6 @@ async def test_a_finished_exchange_leaves_nothing_for_the_collector():
         await stream(send)
 
     config = run._uvicorn_config(app)
-    config.load()
     protocol = Protocol(config, ServerState(), {}, asyncio.get_running_loop())
     protocol.connection_made(Socket())
     gc.collect()
