@@ -19,6 +19,7 @@ from rich.console import Console
 
 from firsttoken.cli import top_feed
 from firsttoken.cli.main import main
+from firsttoken.cli.opener import running_or_tls
 from firsttoken.cli.top_screen import milliseconds, number, picture, spark
 from firsttoken.cli.top_state import LiveState
 
@@ -229,6 +230,12 @@ def test_nobody_there(capsys):
         pass
     assert main(["top", url]) == 1
     assert "is the server running?" in capsys.readouterr().err
+
+
+def test_a_server_that_hangs_up_on_plain_http_may_want_https():
+    assert running_or_tls("http://here:1", ConnectionResetError()).endswith("say https://here:1")
+    assert running_or_tls("https://here:1", ConnectionResetError()) == "is the server running?"
+    assert running_or_tls("http://here:1", ConnectionRefusedError()) == "is the server running?"
 
 
 @pytest.mark.parametrize("words", [["ftp://x"], ["http://x", "--api-key", "a\nb"]])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from firsttoken.cli.jobs import Job
-from firsttoken.cli.opener import moved, opener, untrusted
+from firsttoken.cli.opener import moved, opener, running_or_tls, untrusted
 from firsttoken.core.address import how_to_write, is_without_tls, without_tls
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError, FirstTokenError
@@ -184,13 +184,13 @@ class RemoteSource:
                 if (elsewhere := moved(self._base, error)) is not None:
                     raise AnswerFailed(elsewhere) from None
                 raise AnswerFailed(_error_text(_as_object(error.read(1 << 20)), f"HTTP {error.code}")) from None
-        except (urllib.error.URLError, OSError) as error:
+        except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if is_without_tls(reason):
                 raise AnswerFailed(f"cannot reach {self._base}: {without_tls(self._base)}") from None
             if advice := untrusted(reason):
                 raise AnswerFailed(f"cannot reach {self._base}: {reason}{advice}") from None
-            raise AnswerFailed(f"cannot reach {self._base}: {reason}; is the server running?") from None
+            raise AnswerFailed(f"cannot reach {self._base}: {reason}; {running_or_tls(self._base, reason)}") from None
         return reply
 
     def _events(self, reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

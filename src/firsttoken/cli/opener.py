@@ -48,3 +48,10 @@ def printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable(name): printable(one) for name, one in value.items()}
     return value
+
+
+def running_or_tls(url: str, reason: object) -> str:
+    """What to ask of a server that gave no answer; one that hangs up on plain http may speak https alone."""
+    if url.startswith("http://") and isinstance(reason, ConnectionResetError):
+        return f"does it speak https? Then say https://{url.partition('://')[2]}"
+    return "is the server running?"

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Generator
 from typing import Any
 
-from firsttoken.cli.opener import moved, opener, printable, untrusted
+from firsttoken.cli.opener import moved, opener, printable, running_or_tls, untrusted
 from firsttoken.core.address import is_without_tls, without_tls
 from firsttoken.core.errors import ConfigError, FirstTokenError
 from firsttoken.diagnose.endpoint import Endpoint
@@ -92,7 +92,8 @@ class LiveFeed:
                 raise NoFeed(f"cannot reach {self.base}: {without_tls(self.base)}") from None
             if advice := untrusted(getattr(error, "reason", error)):
                 raise NoFeed(f"cannot reach {self.base}: {_told(error)}{advice}") from None
-            raise FeedLost(f"cannot reach {self.base}: {_told(error)}; is the server running?") from None
+            asked = running_or_tls(self.base, getattr(error, "reason", error))
+            raise FeedLost(f"cannot reach {self.base}: {_told(error)}; {asked}") from None
         if not reply.headers.get("Content-Type", "").startswith("text/event-stream"):
             reply.close()
             raise NoFeed(f"{self.base} answers, but with no live feed: is it firsttoken's server?")
