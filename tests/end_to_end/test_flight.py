@@ -208,7 +208,7 @@ def test_signals_at_the_start_and_at_the_end_cost_nothing(serve):
         ended.set()
         sender.join()
     assert server.process.returncode == 0
-    assert "nothing to dump before the engine is ready" in stderr
+    assert stderr.count("nothing to dump before the engine is ready") == 1
     assert "Traceback" not in stderr
 
 

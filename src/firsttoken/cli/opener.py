@@ -52,6 +52,7 @@ def printable(value: Any) -> Any:
 
 def running_or_tls(url: str, reason: object) -> str:
     """What to ask of a server that gave no answer; one that hangs up on plain http may speak https alone."""
+    asked = "is the server running?"
     if url.startswith("http://") and isinstance(reason, ConnectionResetError):
-        return f"does it speak https? Then say https://{url.partition('://')[2]}"
-    return "is the server running?"
+        return f"{asked} If it speaks https alone, say https://{url.partition('://')[2]}"
+    return asked
