@@ -320,7 +320,7 @@ def live(url):
     threading.Thread(target=read, daemon=True).start()
     command = [sys.executable, "-m", "firsttoken.cli.main", "top", url, "--interval", "100ms"]
     # Named, or it would get the lines and columns too that readline, which pytest imports, sets behind Python's back.
-    environ = dict(os.environ)
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
     child = subprocess.Popen(command, **streams, env=environ, start_new_session=True)
     try:
