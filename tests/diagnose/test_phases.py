@@ -120,7 +120,8 @@ def test_a_delaying_proxy_is_seen_in_each_round_trip(certificate) -> None:
     there_and_back = 2 * percentile(sorted(took), 0.25)
     for name in ("tls", "ttfb"):
         added = [min(one.phases[name] for one in each) for each in (behind, direct)]
-        assert added[0] - added[1] == pytest.approx(there_and_back, rel=0.03, abs=1), name
+        # A handshake computes for some ms, and longer while others do.
+        assert added[0] - added[1] == pytest.approx(there_and_back, rel=0.12, abs=1), name
 
 
 def test_a_reused_connection_has_no_set_up(certificate) -> None:

@@ -146,10 +146,15 @@ async def _serve_until_signal(
     return ending.exit_code
 
 
-def _say_once(number: signal.Signals, message: str) -> None:
-    """And no more to the signals after: a pipe that nobody reads before the server answers would fill, and hold it."""
-    _say(message)
-    asyncio.get_running_loop().add_signal_handler(number, id, None)
+def _once(message: str) -> Callable[[], None]:
+    """Says it the first time: a pipe that nobody reads before the server answers would fill, and hold it."""
+    left = [message]
+
+    def say() -> None:
+        if left:
+            _say(left.pop())
+
+    return say
 
 
 async def _launched(launch: Callable[[], Awaitable[AsyncLLM]]) -> AsyncLLM | None:
@@ -157,9 +162,7 @@ async def _launched(launch: Callable[[], Awaitable[AsyncLLM]]) -> AsyncLLM | Non
     loop = asyncio.get_running_loop()
     launching = asyncio.ensure_future(launch())
     loop.add_signal_handler(signal.SIGTERM, launching.cancel)
-    loop.add_signal_handler(
-        signal.SIGUSR1, _say_once, signal.SIGUSR1, "there is nothing to dump before the engine is ready"
-    )
+    loop.add_signal_handler(signal.SIGUSR1, _once("there is nothing to dump before the engine is ready"))
     try:
         return await launching
     except asyncio.CancelledError:
