@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
+from firsttoken.checkpoint.hf_write import config_values, write_config
 from firsttoken.checkpoint.locate import open_checkpoint
 
 FILE_BYTES = 4 << 30
@@ -30,25 +31,8 @@ READ_BYTES = 64 << 20
 def write_folder(shape: str, folder: Path) -> None:
     """A folder as published checkpoints are, of a Llama-like ``shape``."""
     checkpoint = open_checkpoint(f"random:{shape}")
-    config = checkpoint.config
     folder.mkdir(parents=True)
-    described = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.rms_norm_eps,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "rope_theta": 500000.0,
-        "torch_dtype": "bfloat16",
-    }
-    (folder / "config.json").write_text(json.dumps(described))
+    write_config(folder, config_values(checkpoint))
     Tokenizer(models.BPE()).save(str(folder / "tokenizer.json"))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     places: dict[str, str] = {}

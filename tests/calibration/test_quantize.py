@@ -26,19 +26,14 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.models import load_model
 from firsttoken.models.tensors import expected_tensors
 from firsttoken.text.tokenizer import Tokenizer
-from tests.support.byte_tokenizer import VOCAB_SIZE, byte_tokenizer_spec
+from tests.support.byte_tokenizer import byte_tokenizer_spec
+from tests.support.tiny_folder import CONFIG as TINY
 from tests.support.tiny_models import Runner
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
+    **TINY,
     "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
     "rms_norm_eps": 1e-5,
     "rope_theta": 1000.0,
     "torch_dtype": "float32",

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.kernels.linear.reference import best, linear
 from firsttoken.kernels.linear.small import Norm, Workspace
-from firsttoken.kernels.packed_linear.config import PackedConfig, RoundedConfig, default_config, rounded_config
+from firsttoken.kernels.packed_linear.config import (
+    SHARED_FLOATS,
+    SHARED_TILES,
+    PackedConfig,
+    RoundedConfig,
+    default_config,
+    rounded_config,
+)
 from firsttoken.kernels.packed_linear.layout import (
     BYTE_COLUMNS,
     GROUPS,
@@ -275,6 +284,16 @@ def test_divisions_of_rounded_rows_fit(rows: int, format: str, n: int, k: int) -
     config = rounded_config(n, k, rows, format)
     config.check(k)
     assert config.block_m >= min(rows, 64)
+
+
+def test_any_product_of_rounded_rows_has_room_where_its_parts_meet() -> None:
+    for n, k in product((64, 512, 1024, 4096), (2048, 8192, 28672)):
+        for rows in (*range(16, 4096, 16), 8192):
+            for format in ("int4", "fp8"):
+                config = rounded_config(n, k, rows, format)
+                tiles = config.tiles(n) * -(-rows // config.block_m) if config.split > 1 else 0
+                assert config.workspace_floats(n, rows) <= SHARED_FLOATS, (n, k, rows, config)
+                assert tiles <= SHARED_TILES, (n, k, rows, config)
 
 
 def test_int4_without_scratch_is_refused() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from firsttoken.kernels.linear.small import Workspace
-from firsttoken.kernels.packed_linear.config import MIXED_ROWS, RoundedConfig, rounded_config
+from firsttoken.kernels.packed_linear.config import SHARED_FLOATS, SHARED_TILES
 from firsttoken.kernels.packed_linear.layout import PackedWeight
 from firsttoken.kernels.packed_linear.rounded import round_rows, rounded_linear
 from firsttoken.kernels.rms_norm.triton import add_rms_norm
@@ -20,11 +20,11 @@ from firsttoken.models.projection import Projection
 class ManyRows(Protocol):
     """Rows are bfloat16; ``gain`` float32 is that of the norm before a projection."""
 
-    def normed(self, hidden: Tensor, gain: Tensor, projection: Projection, *, pdl: bool) -> Tensor:
+    def normed(self, hidden: Tensor, gain: Tensor, projection: Projection) -> Tensor:
         """The projection of ``hidden``'s norm, gated where it is of that kind."""
         ...
 
-    def add(self, hidden: Tensor, x: Tensor, projection: Projection, *, pdl: bool) -> None:
+    def add(self, hidden: Tensor, x: Tensor, projection: Projection) -> None:
         """Add the projection of ``x`` to ``hidden``."""
         ...
 
@@ -35,9 +35,9 @@ class LibraryProducts:
     def __init__(self, eps: float) -> None:
         self._eps = eps
 
-    def normed(self, hidden: Tensor, gain: Tensor, projection: Projection, *, pdl: bool) -> Tensor:
+    def normed(self, hidden: Tensor, gain: Tensor, projection: Projection) -> Tensor:
         normed = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
-        add_rms_norm(hidden, None, gain, self._eps, normed, pdl=pdl)
+        add_rms_norm(hidden, None, gain, self._eps, normed)
         product = _product(normed, projection)
         if projection.kind != "gated":
             return product
@@ -45,7 +45,7 @@ class LibraryProducts:
         silu_mul(product, gated)
         return gated
 
-    def add(self, hidden: Tensor, x: Tensor, projection: Projection, *, pdl: bool) -> None:
+    def add(self, hidden: Tensor, x: Tensor, projection: Projection) -> None:
         """In full precision by the product's own last step: a kernel of its own would move twice as much memory."""
         if x.is_meta:
             return
@@ -73,45 +73,32 @@ class RoundedProducts:
         self._full = full
         self._eps = eps
         device = weights[0].words.device
-        self._workspace = _workspace(weights, device)
+        self._workspace = Workspace.allocate(SHARED_FLOATS, SHARED_TILES, device)
         sizes = [w.n * -(-w.k // 64) * 64 for w in weights if w.format == "int4"]
         # Where int4 weights are FP8 for a product.
         self._scratch = torch.empty(max(sizes), dtype=torch.uint8, device=device) if sizes else None
 
-    def normed(self, hidden: Tensor, gain: Tensor, projection: Projection, *, pdl: bool) -> Tensor:
+    def normed(self, hidden: Tensor, gain: Tensor, projection: Projection) -> Tensor:
         if isinstance(projection.weight, Tensor):
-            return self._full.normed(hidden, gain, projection, pdl=pdl)
+            return self._full.normed(hidden, gain, projection)
         weight, gated = projection.weight, projection.kind == "gated"
-        rows = round_rows(hidden, weight, gain=gain, eps=self._eps, pdl=pdl)
+        rows = round_rows(hidden, weight, gain=gain, eps=self._eps)
         out = _empty(hidden, weight.n // 2 if gated else weight.n)
         rounded_linear(
             rows, weight, out, workspace=self._workspace, scratch=self._scratch, bias=projection.bias, gated=gated,
-            pdl=pdl,
         )  # fmt: skip
         return out
 
-    def add(self, hidden: Tensor, x: Tensor, projection: Projection, *, pdl: bool) -> None:
+    def add(self, hidden: Tensor, x: Tensor, projection: Projection) -> None:
         if isinstance(projection.weight, Tensor):
-            self._full.add(hidden, x, projection, pdl=pdl)
+            self._full.add(hidden, x, projection)
             return
         weight = projection.weight
         rounded_linear(
-            round_rows(x, weight, pdl=pdl), weight, hidden, workspace=self._workspace, scratch=self._scratch,
-            bias=projection.bias, residual=hidden, pdl=pdl,
+            round_rows(x, weight), weight, hidden, workspace=self._workspace, scratch=self._scratch,
+            bias=projection.bias, residual=hidden,
         )  # fmt: skip
 
 
 def _empty(like: Tensor, columns: int) -> Tensor:
     return torch.empty((len(like), columns), dtype=like.dtype, device=like.device)
-
-
-def _workspace(weights: Sequence[PackedWeight], device: torch.device) -> Workspace:
-    """Room for the product that needs most, at any number of rows."""
-    floats = tiles = 0
-    for weight in {(w.n, w.k, w.format): w for w in weights}.values():
-        for rows in (16, 32, 64, *range(128, 2 * MIXED_ROWS, 64)):
-            config: RoundedConfig = rounded_config(weight.n, weight.k, rows, weight.format)
-            if config.split > 1:
-                floats = max(floats, config.workspace_floats(weight.n, rows))
-                tiles = max(tiles, config.tiles(weight.n) * -(-rows // config.block_m))
-    return Workspace.allocate(floats, tiles, device)

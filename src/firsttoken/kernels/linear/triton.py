@@ -204,6 +204,29 @@ def _load_x(x, k, rows, inner, M, K: tl.constexpr, BK: tl.constexpr):
     return tl.load(x + rows[None, :] * K + inner[:, None] + k, mask=mask, other=0.0)
 
 
+@triton.jit
+def meet(acc, partial, arrived, slot, part, SPLIT: tl.constexpr):
+    """The sums of all programs that share tile ``slot``, and whether this is the last of them, who goes on.
+
+    They leave their parts in ``partial [slots, SPLIT, BN, BM]``; the last to arrive (counted in ``arrived [slots]``,
+    which it sets back to 0) adds them in the order of the parts: the same bits whoever is last.
+    """
+    last = True
+    if SPLIT > 1:
+        BN: tl.constexpr = acc.shape[0]
+        BM: tl.constexpr = acc.shape[1]
+        place = partial + slot * (SPLIT * BN * BM) + tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
+        tl.store(place + part * (BN * BM), acc)
+        tl.debug_barrier()
+        last = tl.atomic_add(arrived + slot, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+        if last:
+            tl.store(arrived + slot, 0)
+            acc = tl.zeros([BN, BM], tl.float32)
+            for s in tl.static_range(SPLIT):
+                acc += tl.load(place + s * (BN * BM), cache_modifier=".cg")
+    return acc, last
+
+
 @triton.jit(do_not_specialize=["M"])
 def dot_linear(
     x, w, out, residual, bias, gain, squares_in, scaled, squares_out, best_value, best_index, partial, arrived,
@@ -212,11 +235,7 @@ def dot_linear(
     BM: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, KIND: tl.constexpr,
     UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``M <= BM`` rows; program (i, s) computes part s of K for the i-th BN columns of the result.
-
-    The programs of one tile leave their parts in ``partial [tiles, SPLIT, BN, BM]``; the last to arrive (counted in
-    ``arrived [tiles]``, which it sets back to 0) adds them in the order of s: the same bits whoever is last.
-    """
+    """``M <= BM`` rows; program (i, s) computes part s of K for the i-th BN columns of the result (`meet`)."""
     SPAN: tl.constexpr = ((K - 1) // BK // SPLIT + 1) * BK
     # Many rows' sums fill the registers: what only the last program's epilogue needs is then read at the end.
     EARLY_SQUARES: tl.constexpr = PP * BM <= MOST_SQUARES
@@ -252,17 +271,7 @@ def dot_linear(
         acc = _dot(block, _load_x(x, k, rows, inner, M, K, BK), acc, UPCAST)
     if PREFETCH and not FIRST:
         acc = _dot(present, _load_x(x, begin, rows, inner, M, K, BK), acc, UPCAST)
-    last = True
-    if SPLIT > 1:
-        place = partial + tile * (SPLIT * BN * BM) + tl.arange(0, BN)[:, None] * BM + rows[None, :]
-        tl.store(place + part * (BN * BM), acc)
-        tl.debug_barrier()
-        last = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
-        if last:
-            tl.store(arrived + tile, 0)
-            acc = tl.zeros([BN, BM], tl.float32)
-            for s in tl.static_range(SPLIT):
-                acc += tl.load(place + s * (BN * BM), cache_modifier=".cg")
+    acc, last = meet(acc, partial, arrived, tile, part, SPLIT)
     if last:
         if not EARLY_SQUARES:
             squares = load_squares(squares_in, rows, M, P, PP)

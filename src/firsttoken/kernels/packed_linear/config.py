@@ -102,6 +102,9 @@ class RoundedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # 8B: 192 us for 215 at 256 rows, 430 for 286 at 512.
 MIXED_ROWS = 256
 _MULTIPROCESSORS = 132
+# A product is divided among no more programs than these where its parts of K meet; so much they leave each other.
+_MOST_SHARING = 2 * _MULTIPROCESSORS + 24
+SHARED_FLOATS, SHARED_TILES = _MOST_SHARING * 128 * 64, _MOST_SHARING // 2
 _Split = Literal[1, 2, 4, 8]
 _SPLITS: tuple[_Split, ...] = (8, 4, 2, 1)
 
@@ -131,7 +134,7 @@ def _split(programs: int, k: int, least: int, most: int) -> _Split:
     """Parts that make some two programs a multiprocessor, each with ``least`` blocks of K or more."""
     steps = -(-k // 128)
     for split in _SPLITS:
-        enough = programs * split <= 2 * _MULTIPROCESSORS + 24 and -(-steps // split) >= least
+        enough = programs * split <= _MOST_SHARING and -(-steps // split) >= least
         if split == 1 or (split <= most and enough and (split - 1) * -(-steps // split) < steps):
             return split
     return 1

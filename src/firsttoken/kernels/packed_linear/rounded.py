@@ -38,9 +38,7 @@ class RoundedRows:
         return self.values.shape[0]
 
 
-def round_rows(
-    x: Tensor, weight: PackedWeight, *, gain: Tensor | None = None, eps: float = 0.0, pdl: bool = False
-) -> RoundedRows:
+def round_rows(x: Tensor, weight: PackedWeight, *, gain: Tensor | None = None, eps: float = 0.0) -> RoundedRows:
     """``x`` bf16 ``[M, K]`` for a product with ``weight``; with ``gain`` ``[K]`` its RMSNorm. Raises ValueError for
     rows that do not fit."""
     rows, k = x.shape
@@ -58,7 +56,7 @@ def round_rows(
         block = next_power_of_two(max(k, 64))
         launch(
             round_rows_kernel, (rows,), x, gain, values, scales, sums, eps, 1.0 / k, rows,
-            K=k, BK=block, GROUP=group, MOST=FP8_MAX, PLAIN=interpreted(), pdl=pdl,
+            K=k, BK=block, GROUP=group, MOST=FP8_MAX, PLAIN=interpreted(), pdl=False,
             num_warps=min(max(block // 1024, 1), 16),
         )  # fmt: skip
     return RoundedRows(values, scales, sums, k)
@@ -94,7 +92,6 @@ def rounded_linear(
     bias: Tensor | None = None,
     gated: bool = False,
     residual: Tensor | None = None,
-    pdl: bool = False,
 ) -> None:
     """Write ``x W^T`` into ``out`` bf16 ``[M, N]``: plus ``bias`` ``[N]``, and ``residual`` bf16 ``[M, N]`` (which may
     be ``out``), or ``gated`` as in `small_linear`. Raises `ConfigError` for a config and ValueError for tensors that do
@@ -131,13 +128,13 @@ def rounded_linear(
     if weight.format == "fp8":
         launch(
             fp8_rounded_kernel, grid, x.values, x.scales, weight.words, weight.scales, *after,
-            N=n, K=weight.k, BK=config.block_k, pdl=pdl, **options,
+            N=n, K=weight.k, BK=config.block_k, pdl=False, **options,
         )  # fmt: skip
     else:
         launch(
             int4_rounded_kernel, grid, x.values, x.scales, x.sums, weight.words.view(torch.uint8), weight.scales,
             weight.zeros, *after, N=n, K=weight.k, GROUP=weight.group, CHUNKS=weight.chunks,
-            PADDED=max(next_power_of_two(span), 16), pdl=pdl, **options,
+            PADDED=max(next_power_of_two(span), 16), pdl=False, **options,
         )  # fmt: skip
 
 

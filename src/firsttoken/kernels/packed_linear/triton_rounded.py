@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from firsttoken.kernels.linear.triton import finish, load_matrix, load_vector
+from firsttoken.kernels.linear.triton import finish, load_matrix, load_vector, meet
 
 _NIBBLES = tl.constexpr("{ and.b32 $0, $2, 0x0f0f0f0f; shr.u32 $1, $2, 4; and.b32 $1, $1, 0x0f0f0f0f; }")
 _UNIT = tl.constexpr(2.0**-9)  # an e4m3 of 1 in its lowest bit
@@ -73,26 +72,6 @@ def _offsets(
 
 
 @triton.jit
-def _meet(acc, partial, arrived, slot, part, SPLIT: tl.constexpr):
-    """The programs that share a tile leave their sums; the last adds them in the order of the parts."""
-    last = True
-    if SPLIT > 1:
-        BN: tl.constexpr = acc.shape[0]
-        BM: tl.constexpr = acc.shape[1]
-        inside = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
-        place = partial + slot * (SPLIT * BN * BM) + inside
-        tl.store(place + part * (BN * BM), acc)
-        tl.debug_barrier()
-        last = tl.atomic_add(arrived + slot, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
-        if last:
-            tl.store(arrived + slot, 0)
-            acc = tl.zeros([BN, BM], tl.float32)
-            for s in tl.static_range(SPLIT):
-                acc += tl.load(place + s * (BN * BM), cache_modifier=".cg")
-    return acc, last
-
-
-@triton.jit
 def _end(
     acc, out, residual, bias, x_scale, tile, first, M, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
     KIND: tl.constexpr,
@@ -146,9 +125,6 @@ def int4_rounded_kernel(
     live = tl.minimum(first + tl.arange(0, BM), M - 1)
     x_inside = inside if GROUP == 32 else inner
     x_at = x + live.to(tl.int64)[:, None] * KP + x_inside[None, :]
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     group = begin + tl.arange(0, PADDED)
     sums = tl.load(x_sums + group[:, None] * M + live[None, :], mask=(group < end)[:, None], other=0.0)
     acc = _both(tl.dot(-upper, sums, input_precision="tf32x3"), tl.dot(-lower, sums, input_precision="tf32x3"))
@@ -164,7 +140,7 @@ def int4_rounded_kernel(
         w_upper, w_lower = _nibbles(w, PLAIN)
         acc += _dot(_both(w_upper, w_lower), xs.T, PLAIN) * scale[:, None]
     acc = tl.reshape(tl.permute(tl.reshape(acc, [2, BN // 16, 8, BM]), (1, 0, 2, 3)), [BN, BM])
-    acc, last = _meet(acc, partial, arrived, tile * blocks + place % blocks, part, SPLIT)
+    acc, last = meet(acc, partial, arrived, tile * blocks + place % blocks, part, SPLIT)
     if last:
         _end(acc, out, residual, bias, tl.load(x_scales + live) / _UNIT, tile, first, M, N, BN, BM, KIND)
 
@@ -188,9 +164,6 @@ def fp8_rounded_kernel(
     x_at = x + live.to(tl.int64)[:, None] * K + inner[None, :]
     begin = part * SPAN
     end = tl.minimum(begin + SPAN, (K - 1) // BK + 1)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     acc = tl.zeros([BN, BM], tl.float32)
     for i in tl.range(begin, end, num_stages=STAGES):
         if K % BK == 0:
@@ -202,7 +175,7 @@ def fp8_rounded_kernel(
             acc += _dot(w, xs.T, PLAIN)
         else:
             acc = tl.dot(w, xs.T, acc)
-    acc, last = _meet(acc, partial, arrived, tile * blocks + place % blocks, part, SPLIT)
+    acc, last = meet(acc, partial, arrived, tile * blocks + place % blocks, part, SPLIT)
     if last:
         acc *= tl.load(scales + columns, mask=columns < N, other=0.0)[:, None]
         _end(acc, out, residual, bias, tl.load(x_scales + live), tile, first, M, N, BN, BM, KIND)

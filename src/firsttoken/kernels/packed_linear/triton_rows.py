@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from firsttoken.kernels.linear.triton import inverse_rms
 
@@ -43,9 +42,6 @@ def round_rows_kernel(
     there = column < K
     if gain is not None:
         gains = tl.load(gain + column, mask=there, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     value = tl.load(x + row * K + column, mask=there, other=0.0).to(tl.float32)
     if gain is not None:
         value *= inverse_rms(tl.sum(value * value, 0) * inverse_width + eps) * gains

@@ -22,6 +22,7 @@ from firsttoken.kernels.paged_attention.parts.triton_row_rounded import (
     store_fields,
 )
 from firsttoken.kernels.paged_attention.triton_balanced import find_part
+from firsttoken.kernels.paged_attention.triton_split import cut_row
 
 
 # Views into a step's row arrays begin anywhere: one variant serves them all.
@@ -83,12 +84,7 @@ def rounded_split_kernel(
     F: tl.constexpr = D // W
     position = tl.load(positions + row)
     slot = tl.load(slots + row)
-    # Keys before the new token: [first, position), read from the page boundary below.
-    first = tl.maximum(position + 1 - WINDOW, 0) if WINDOW else 0
-    base = first // PAGE * PAGE
-    share = tl.cdiv(tl.cdiv(position - base, SPLITS), BT) * BT
-    share = tl.maximum(share, MIN_SPLIT)
-    active = tl.maximum(tl.cdiv(position - base, share), 1)
+    first, base, share, active = cut_row(position, SPLITS, MIN_SPLIT, PAGE, BT, WINDOW)
     if (position < 0) | (split > active) | ((active == 1) & (split == 1)):
         # Waiting keeps the chain of dependent launches whole, also for a program that needs nothing.
         if PDL and EARLY_ROWS:

@@ -20,6 +20,19 @@ from firsttoken.kernels.paged_attention.parts.triton_row import add_token, atten
 from firsttoken.kernels.paged_attention.triton import load_tile
 
 
+@triton.jit
+def cut_row(
+    position, SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr, PAGE: tl.constexpr, BT: tl.constexpr, WINDOW: tl.constexpr
+):
+    """Keys before the new token are [first, position), read from the page boundary ``base`` below, ``share`` of them by
+    each of the ``active`` splits."""
+    first = tl.maximum(position + 1 - WINDOW, 0) if WINDOW else 0
+    base = first // PAGE * PAGE
+    share = tl.cdiv(tl.cdiv(position - base, SPLITS), BT) * BT
+    share = tl.maximum(share, MIN_SPLIT)
+    return first, base, share, tl.maximum(tl.cdiv(position - base, share), 1)
+
+
 # Views into a step's row arrays begin anywhere: one variant serves them all.
 @triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def split_kernel(
@@ -76,12 +89,7 @@ def split_kernel(
             gdc_wait()
     position = tl.load(positions + row)
     slot = tl.load(slots + row)
-    # Keys before the new token: [first, position), read from the page boundary below.
-    first = tl.maximum(position + 1 - WINDOW, 0) if WINDOW else 0
-    base = first // PAGE * PAGE
-    share = tl.cdiv(tl.cdiv(position - base, SPLITS), BT) * BT
-    share = tl.maximum(share, MIN_SPLIT)
-    active = tl.maximum(tl.cdiv(position - base, share), 1)
+    first, base, share, active = cut_row(position, SPLITS, MIN_SPLIT, PAGE, BT, WINDOW)
     if (position < 0) | (split > active) | ((active == 1) & (split == 1)):
         # Waiting keeps the chain of dependent launches whole, also for a program that needs nothing.
         if PDL and EARLY_ROWS:
