@@ -35,9 +35,10 @@ serve: $(VENV)/.installed
 	$(BIN)/firsttoken pull $(MODEL)
 	exec $(BIN)/firsttoken serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-# Of a file's tests a worker gets those that follow each other, so that most fixtures of a file are made once.
+# Of a file's tests a worker gets those that follow each other, so that most fixtures of a file are made once. Three for
+# two cores: many tests wait for a server.
 test: lint model
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

@@ -69,9 +69,9 @@ def test_greedy_text_of_64_tokens_is_that_of_transformers_for_20_prompts(togethe
 
 
 def test_alone_batched_cached_and_chunked_give_the_same_tokens(unpacked, together):
-    few = GREEDY.replace(max_tokens=24)
-    alone = [unpacked.generate(prompt, few)[0].outputs[0].token_ids for prompt in PROMPTS[:6]]
-    assert [list(tokens) for tokens in alone] == [list(one.outputs[0].token_ids)[:24] for one in together[:6]]
+    few = GREEDY.replace(max_tokens=16)
+    alone = [unpacked.generate(prompt, few)[0].outputs[0].token_ids for prompt in PROMPTS[:4]]
+    assert [list(tokens) for tokens in alone] == [list(one.outputs[0].token_ids)[:16] for one in together[:4]]
 
 
 def test_it_knows_the_capital_of_france(default):

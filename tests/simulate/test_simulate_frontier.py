@@ -55,12 +55,12 @@ def test_a_window_is_part_of_the_name_and_of_the_latency() -> None:
 
 
 def test_capacity_is_where_the_targets_begin_to_be_missed() -> None:
-    found = capacity(POLICY, ENGINE, PerPrompt(), TARGETS, MIX, seconds=20, seed=1)
+    found = capacity(POLICY, ENGINE, PerPrompt(), TARGETS, MIX, seconds=8, seed=1)
     assert 60 < found < 100
     slower = Targets(p2=ClassTargets(ttft_p99=1000.0))
-    assert found < capacity(POLICY, ENGINE, PerPrompt(), slower, MIX, seconds=20, seed=1) < 120
+    assert found < capacity(POLICY, ENGINE, PerPrompt(), slower, MIX, seconds=8, seed=1) < 120
     never = Targets(p2=ClassTargets(ttft_p99=1.0))
-    assert capacity(POLICY, ENGINE, PerPrompt(), never, MIX, seconds=20, seed=1) == 0
+    assert capacity(POLICY, ENGINE, PerPrompt(), never, MIX, seconds=8, seed=1) == 0
 
 
 POINTS = st.builds(Point, st.just("p"), st.just(1.0), st.floats(0, 100), st.floats(0.1, 100), st.just(1.0))
