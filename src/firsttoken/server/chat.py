@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import time
-from array import array
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from firsttoken.core.errors import InvalidRequest
-from firsttoken.core.sampling_params import SamplingParams
-from firsttoken.core.timeline import Mark
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call, unique_id
+from firsttoken.server.chat_answers import ChatStream, Message
+from firsttoken.server.conversation import Ask, Conversation, open_conversation
 from firsttoken.server.decode import RequestDecoder, check_template_kwargs, decode_messages, off_loop
-from firsttoken.server.encode import (
-    ChunkWriter,
-    TokenNames,
-    chat_choice,
-    chat_text_choice,
-    stop_extra,
-    to_json,
-    token_ids_extra,
-    usage,
-)
+from firsttoken.server.encode import ChunkWriter, TokenNames, chat_text_choice, to_json, usage
 from firsttoken.server.sampling import chat_params
 from firsttoken.server.schema import ChatRequest
 from firsttoken.server.service import agree
 from firsttoken.server.state import AppState
-from firsttoken.server.streaming import check_stream_options, deltas, named
+from firsttoken.server.streaming import check_stream_options
 
-if TYPE_CHECKING:
-    from firsttoken.frontend.generation import Delta, Generation
-
-ROLE = b'{"role":"assistant","content":""}'
-NOTHING = b"{}"
 ELSEWHERE = {"prompt": "/v1/chat/completions takes messages; it is /v1/completions that takes prompt"}
 
 
@@ -42,25 +26,15 @@ class ChatJob:
     """A request that may be answered."""
 
     request: ChatRequest
-    generation: Generation
-    params: SamplingParams
-    prompt: array[int]
+    conversation: Conversation
     tier: str
 
-    @property
-    def wants_logprobs(self) -> bool:
-        return bool(self.request.logprobs)
-
-    @property
-    def top(self) -> int:
-        return self.params.logprobs or 0
-
     def usage(self) -> dict[str, Any]:
-        done = self.generation
+        done = self.conversation.generation
         return usage(done.prompt_tokens, done.completion_tokens, done.cached_tokens)
 
     def timings(self) -> dict[str, Any] | None:
-        return self.generation.timings() if self.request.timings else None
+        return self.conversation.generation.timings() if self.request.timings else None
 
 
 class ChatRoute:
@@ -79,34 +53,30 @@ class ChatRoute:
             else:
                 await self._whole(call, job)
         finally:
-            job.generation.cancel()  # does nothing after the end
+            job.conversation.cancel()
 
     # ------------------------------------------------------------------- the way in
 
     async def _open(self, call: Call) -> ChatJob:
-        llm = self._state.llm
-        body = await call.body(self._state.config.max_body_bytes)
+        state = self._state
+        body = await call.body(state.config.max_body_bytes)
         request, messages = await off_loop(len(body), self._decode, body)
-        self._state.check_open()
-        self._state.check_model(request.model)
+        state.check_open()
+        state.check_model(request.model)
         check_stream_options(request)
-        params = chat_params(request, llm.generation_config)
-        params.check_vocabulary(llm.info.vocab_size)
+        params = chat_params(request, state.llm.generation_config)
+        params.check_vocabulary(state.llm.info.vocab_size)
         terms, tier = agree(request, call.caller, call.timeline.times[0])
-        kwargs = check_template_kwargs(request.chat_template_kwargs)
-        if request.add_generation_prompt is not None:
-            kwargs["add_generation_prompt"] = request.add_generation_prompt
-        call.timeline.stamp(Mark.PARSED)
-        rendered = await llm.render_chat(messages, cache_salt=terms.salt, **kwargs)
-        call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)
-        call.timeline.stamp(Mark.TOKENIZED, rendered.tokenized_ns)
-        try:
-            generation = llm.open(rendered.ids, params, request_id=call.request_id, timeline=call.timeline, terms=terms)
-        except InvalidRequest as error:
-            raise named(error, "messages") from None
-        call.generations.append(generation)
+        ask = Ask(
+            messages=messages,
+            params=params,
+            terms=terms,
+            template_kwargs=check_template_kwargs(request.chat_template_kwargs),
+            add_generation_prompt=request.add_generation_prompt is not False,
+        )
+        conversation = await open_conversation(state, call, ask)
         call.response_id = unique_id("chatcmpl")
-        return ChatJob(request, generation, params, rendered.ids, tier)
+        return ChatJob(request, conversation, tier)
 
     def _decode(self, body: bytes) -> tuple[ChatRequest, list[dict[str, Any]]]:
         request = self._decoder.decode(body)
@@ -127,97 +97,45 @@ class ChatRoute:
             usage_last=bool(options and options.include_usage),
             usage_always=bool(options and options.continuous_usage_stats),
         )
-        begun: set[int] = set()
-        simple = not (job.wants_logprobs or job.request.return_token_ids or writer.usage_always)
-        unfinished = job.params.n
+        stream = ChatStream(writer, job.conversation, self._names, token_ids=bool(job.request.return_token_ids))
+        unfinished = job.conversation.params.n
         # Headers wait for the first delta: until then a failure is a plain status, and both go out together.
-        async for delta in deltas(job.generation, prompt_field="messages"):
+        async for said in job.conversation.said():
             if not call.started:
                 await call.start_stream()
-            if simple and delta.finish_reason is None and delta.index in begun:
-                if delta.text:
-                    await call.write(writer.plain(delta.index, delta.text))
+            if plain := stream.plain(said):
+                await call.write(plain)
                 continue
-            if delta.finish_reason is not None:
+            if said.finish_reason is not None:
                 unfinished -= 1
             timings = job.timings() if unfinished == 0 else None
-            events = self._events(writer, job, delta, begun, timings)
+            events = stream.events(said, job.usage, timings)
             if unfinished == 0:
                 events += writer.last(job.usage(), timings)
             if events:
                 await call.write(events, last=unfinished == 0)
 
-    def _events(
-        self, writer: ChunkWriter, job: ChatJob, delta: Delta, begun: set[int], timings: dict[str, Any] | None
-    ) -> bytes:
-        used = job.usage() if writer.usage_always else None
-        events = b""
-        if delta.index not in begun:
-            extra = b""
-            if job.request.return_token_ids and not begun:
-                extra = b',"prompt_token_ids":' + to_json(job.prompt.tolist())
-            begun.add(delta.index)
-            events += writer.event(chat_choice(delta.index, ROLE, more=extra), used)
-        asked_more = bool(delta.token_ids) and (job.wants_logprobs or bool(job.request.return_token_ids))
-        if delta.text or asked_more:
-            content = b'{"content":' + to_json(delta.text) + b"}"
-            logprobs = b"null"
-            if job.wants_logprobs:
-                logprobs = to_json({"content": self._names.chat(delta, job.top), "refusal": None})
-            more = token_ids_extra(delta, None) if job.request.return_token_ids else b""
-            events += writer.event(chat_choice(delta.index, content, logprobs=logprobs, more=more), used)
-        if delta.finish_reason is not None:
-            finish = to_json(delta.finish_reason)
-            events += writer.event(chat_choice(delta.index, NOTHING, finish, more=stop_extra(delta)), used, timings)
-        return events
-
     # ------------------------------------------------------------------ whole answer
 
     async def _whole(self, call: Call, job: ChatJob) -> None:
-        answers = [_Answer() for _ in range(job.params.n)]
-        async for delta in deltas(job.generation, prompt_field="messages"):
-            answer = answers[delta.index]
-            answer.text.append(delta.text)
-            answer.token_ids += delta.token_ids
-            if job.wants_logprobs:
-                answer.logprobs += self._names.chat(delta, job.top)
-            if delta.finish_reason is not None:
-                answer.last = delta
+        conversation, names = job.conversation, self._names
+        answers = [Message(index, conversation, names) for index in range(conversation.params.n)]
+        async for said in conversation.said():
+            answers[said.delta.index].add(said)
         timings = job.timings()
+        token_ids = bool(job.request.return_token_ids)
         body: dict[str, Any] = {
             "id": call.response_id,
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self._state.llm.model_name,
             "service_tier": job.tier,
-            "choices": [self._choice(index, answer, job) for index, answer in enumerate(answers)],
+            "choices": [answer.choice(token_ids=token_ids) for answer in answers],
             "usage": job.usage(),
         }
-        if job.request.return_token_ids:
-            body["prompt_token_ids"] = job.prompt.tolist()
+        if token_ids:
+            body["prompt_token_ids"] = conversation.prompt.tolist()
         if timings is not None:
             body["timings"] = timings
-        await call.reply(
-            200, to_json(body), [(b"server-timing", server_timing_header(timings or job.generation.stages()).encode())]
-        )
-
-    def _choice(self, index: int, answer: _Answer, job: ChatJob) -> dict[str, Any]:
-        assert answer.last is not None
-        choice: dict[str, Any] = {
-            "index": index,
-            "message": {"role": "assistant", "content": "".join(answer.text), "refusal": None},
-            "logprobs": {"content": answer.logprobs, "refusal": None} if job.wants_logprobs else None,
-            "finish_reason": answer.last.finish_reason,
-            "stop_reason": answer.last.stop_reason,
-        }
-        if job.request.return_token_ids:
-            choice["token_ids"] = answer.token_ids
-        return choice
-
-
-@dataclass(slots=True)
-class _Answer:
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    last: Delta | None = None
+        header = server_timing_header(timings or conversation.generation.stages())
+        await call.reply(200, to_json(body), [(b"server-timing", header.encode())])

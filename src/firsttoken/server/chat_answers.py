@@ -1,0 +1,159 @@
+"""The pieces of answers in the shapes of chat completions: as chunks of a stream, and as whole messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from firsttoken.server.conversation import Conversation, Said
+from firsttoken.server.encode import (
+    ChunkWriter,
+    TokenNames,
+    chat_choice,
+    stop_extra,
+    to_json,
+    token_ids_extra,
+)
+from firsttoken.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+
+if TYPE_CHECKING:
+    from firsttoken.frontend.generation import Delta
+
+ROLE = b'{"role":"assistant","content":""}'
+NO_TEXT = b'{"content":""}'
+NOTHING = b"{}"
+
+
+class ChatStream:
+    """The chunks of one streaming answer, ``n`` choices side by side. ``token_ids``: each chunk has its own."""
+
+    def __init__(self, writer: ChunkWriter, conversation: Conversation, names: TokenNames, *, token_ids: bool) -> None:
+        self._writer = writer
+        self._prompt = conversation.prompt
+        self._names = names
+        self._top = conversation.params.logprobs
+        self._token_ids = token_ids
+        self._begun: set[int] = set()
+        self._simple = not (token_ids or writer.usage_always or self._top is not None)
+
+    def plain(self, said: Said) -> bytes:
+        """The chunk where there is nothing to tell but a text, as nearly always; else b""."""
+        index = said.delta.index
+        if not self._simple or said.finish_reason is not None or len(said.pieces) != 1 or index not in self._begun:
+            return b""
+        piece = said.pieces[0]
+        return self._writer.plain(index, piece.text) if type(piece) is Content else b""
+
+    def events(self, said: Said, usage: Callable[[], dict[str, Any]], timings: dict[str, Any] | None) -> bytes:
+        """The chunks for ``said``, b"" for none; ``timings`` come with the last answer's end."""
+        delta, writer = said.delta, self._writer
+        used = usage() if writer.usage_always else None
+        events = b""
+        if delta.index not in self._begun:
+            extra = b""
+            if self._token_ids and not self._begun:
+                extra = b',"prompt_token_ids":' + to_json(self._prompt.tolist())
+            self._begun.add(delta.index)
+            events += writer.event(chat_choice(delta.index, ROLE, more=extra), used)
+        shown = [_encoded(piece) for piece in said.pieces]
+        if not shown and delta.token_ids and (self._token_ids or self._top is not None):
+            shown = [NO_TEXT]
+        logprobs, more = b"null", b""
+        for position, encoded in enumerate(shown):
+            if position == 0:  # what is told of the tokens goes with the first of their pieces
+                logprobs, more = self._of_tokens(delta)
+            events += writer.event(chat_choice(delta.index, encoded, logprobs=logprobs, more=more), used)
+            logprobs, more = b"null", b""
+        if said.finish_reason is not None:
+            finish = to_json(said.finish_reason)
+            events += writer.event(chat_choice(delta.index, NOTHING, finish, more=stop_extra(delta)), used, timings)
+        return events
+
+    def _of_tokens(self, delta: Delta) -> tuple[bytes, bytes]:
+        logprobs, more = b"null", b""
+        if self._top is not None:
+            logprobs = to_json({"content": self._names.chat(delta, self._top), "refusal": None})
+        if self._token_ids:
+            more = token_ids_extra(delta, None)
+        return logprobs, more
+
+
+def _encoded(piece: Piece) -> bytes:
+    """A piece as the ``delta`` of a chunk."""
+    match piece:
+        case Content(text):
+            return b'{"content":' + to_json(text) + b"}"
+        case Reasoning(text):
+            said = to_json(text)
+            return b'{"reasoning_content":' + said + b',"reasoning":' + said + b"}"
+        case CallStart(index, id_, name):
+            function = {"name": name, "arguments": ""}
+            return to_json({"tool_calls": [{"index": index, "id": id_, "type": "function", "function": function}]})
+        case CallArguments(index, text):
+            return to_json({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+
+
+class Message:
+    """One choice of a whole answer, gathered as it comes."""
+
+    def __init__(self, index: int, conversation: Conversation, names: TokenNames) -> None:
+        self._index = index
+        self._names = names
+        self._top = conversation.params.logprobs
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[CallStart, list[str]]] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[str, Any]] = []
+        self._last: Said | None = None
+
+    def add(self, said: Said) -> None:
+        for piece in said.pieces:
+            match piece:
+                case Content(text):
+                    self._content.append(text)
+                case Reasoning(text):
+                    self._reasoning.append(text)
+                case CallStart():
+                    self._calls.append((piece, []))
+                case CallArguments(index, text):
+                    self._calls[index][1].append(text)
+        self._token_ids += said.delta.token_ids
+        if self._top is not None:
+            self._logprobs += self._names.chat(said.delta, self._top)
+        if said.finish_reason is not None:
+            self._last = said
+
+    def choice(self, *, token_ids: bool) -> dict[str, Any]:
+        """To be asked for once the answer has ended."""
+        assert self._last is not None
+        choice: dict[str, Any] = {
+            "index": self._index,
+            "message": self._message(),
+            "logprobs": {"content": self._logprobs, "refusal": None} if self._top is not None else None,
+            "finish_reason": self._last.finish_reason,
+            "stop_reason": self._last.delta.stop_reason,
+        }
+        if token_ids:
+            choice["token_ids"] = self._token_ids
+        return choice
+
+    def _message(self) -> dict[str, Any]:
+        content = "".join(self._content)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": content if content or not self._calls else None,
+            "refusal": None,
+        }
+        if self._reasoning:
+            message["reasoning_content"] = message["reasoning"] = "".join(self._reasoning)
+        if self._calls:
+            message["tool_calls"] = [
+                {
+                    "id": start.id,
+                    "type": "function",
+                    "function": {"name": start.name, "arguments": "".join(arguments)},
+                }
+                for start, arguments in self._calls
+            ]
+        return message
