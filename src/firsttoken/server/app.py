@@ -20,6 +20,7 @@ from firsttoken.server.config import ServerConfig
 from firsttoken.server.dashboard import Dashboard
 from firsttoken.server.errors import ApiError, as_api_error
 from firsttoken.server.meta import meta_routes
+from firsttoken.server.openapi import OpenApi
 from firsttoken.server.recorder import Recorder
 from firsttoken.server.requests import request_routes
 from firsttoken.server.state import AppState
@@ -36,21 +37,23 @@ _OPENAI = re.compile(
 
 # Families of the other routes.
 _OTHERS = (
-    ", POST /tokenize and /detokenize, and GET /v1/models, /v1/requests, /v1/kv, /metrics, /health, /dashboard and "
-    "/version"
+    ", POST /tokenize and /detokenize, and GET /v1/models, /v1/requests, /v1/kv, /metrics, /health, /dashboard, "
+    "/openapi.json and /version"
 )
 
 
 class FirstTokenApp:
     """The application of one model. `live` knows the calls in progress and `dashboard` those who watch, so that a
-    stopping server can end them."""
+    stopping server can end them. ``routes`` are all that it answers, as (method, path)."""
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
         recorder = Recorder(llm)
         state = AppState(llm, config, Live(recorder.keep))
         self.live: Live = state.live
         self.dashboard = Dashboard(llm)
-        self._app: App = _Router(state, self.dashboard, recorder)
+        router = _Router(state, self.dashboard, recorder)
+        self.routes = router.routes
+        self._app: App = router
         if config.api_keys:
             keys = config.named_keys()
             self._app = ApiKeys(self._app, keys, lasting=llm.info.kv_outlives, on_refused=recorder.refused)
@@ -74,8 +77,14 @@ class _Router:
             "/tokenize": TokenizeRoute(state),
             "/detokenize": DetokenizeRoute(state),
         }
+        openapi = OpenApi(keys=bool(state.config.api_keys))
+        rest = [*meta_routes(state), *request_routes(state), *dashboard.routes(), openapi.route()]
+        self.routes = frozenset(
+            [("POST", path) for path in self._hot]
+            + [(method, one.path_format) for one in rest for method in one.methods or ()]
+        )
         self._rest = Starlette(
-            routes=[*meta_routes(state), *request_routes(state), *dashboard.routes()],
+            routes=rest,
             exception_handlers={
                 HTTPException: _http_error,
                 ApiError: _api_error,

@@ -47,7 +47,7 @@ class ApiKeys:
             self._holders.append((digest, named.setdefault(one.name, holder) if one.name else holder))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_open(scope):
+        if scope["type"] == "http" and not is_open(scope["method"], scope["path"]):
             holder = self._match(scope)
             if holder is None:
                 error = _unauthorized()
@@ -84,9 +84,9 @@ class _Holder:
         return self.caller
 
 
-def _is_open(scope: Scope) -> bool:
-    path = scope["path"]
-    return scope["method"] in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith(OPEN_BELOW))
+def is_open(method: str, path: str) -> bool:
+    """Whether the route needs no key."""
+    return method in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith(OPEN_BELOW))
 
 
 def _unauthorized() -> ApiError:

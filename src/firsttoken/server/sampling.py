@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from firsttoken.checkpoint.model_config import GenerationConfig
+from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.server.errors import bad_request
 from firsttoken.server.schema import ChatRequest, CompletionRequest, GenerationRequest, Number
@@ -43,7 +44,15 @@ def chat_params(request: ChatRequest, defaults: GenerationConfig) -> SamplingPar
     if top and not request.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
     logprobs = (top or 0) if request.logprobs else None
-    return _params(request, defaults, completion if max_tokens is None else max_tokens, logprobs, "top_logprobs")
+    if max_tokens is not None:
+        return _params(request, defaults, max_tokens, logprobs, "top_logprobs")
+    try:
+        return _params(request, defaults, completion, logprobs, "top_logprobs")
+    except InvalidRequest as error:
+        if error.param != "max_tokens":
+            raise
+        name = "max_completion_tokens"  # as the caller calls it
+        raise InvalidRequest(error.message.replace("max_tokens", name, 1), param=name, code=error.code) from None
 
 
 def completion_params(request: CompletionRequest, defaults: GenerationConfig) -> SamplingParams:

@@ -1,0 +1,301 @@
+"""What the routes answer, as types: they describe, and nothing is encoded with them.
+
+A struct that forbids unknown fields is complete: an answer with another key is a fault of this file. What may be left
+out has ``UNSET``; what is always there, but may be null, has no default.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+Timings = dict[str, Any]
+FinishReason = Literal["stop", "length"]
+ServiceTier = Literal["default", "flex", "priority", "p0", "p1", "p2"]
+
+
+class _Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The base of all: a key that is not named here must not be in an answer."""
+
+
+class ErrorDetail(_Answer):
+    """``param`` names the field at fault, ``code`` is a stable word for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(_Answer):
+    """Every answer other than success; in a stream that fails, the last event."""
+
+    error: ErrorDetail
+
+
+class CachedTokens(_Answer):
+    """Prompt tokens that were found in the KV cache, in all tiers together."""
+
+    cached_tokens: int
+
+
+class Usage(_Answer):
+    """Tokens of all prompts and answers of the request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+# ------------------------------------------------------------------ chat completions
+
+
+class TokenLogprob(_Answer):
+    """A token with the logarithm of its probability; an impossible token has -9999."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprob):
+    """A token of the answer, with the likeliest tokens of its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(_Answer):
+    """One entry a token."""
+
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class AnswerMessage(_Answer):
+    """The answer of one choice."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+
+
+class ChatChoice(_Answer):
+    """``stop_reason``: the stop string or token id that ended it."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(_Answer):
+    """A whole answer in chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    service_tier: ServiceTier
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class ChatDelta(_Answer):
+    """What a chunk adds to a choice; the last one of a choice adds nothing."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(_Answer):
+    """A piece of one choice; ``finish_reason`` on its last piece."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(_Answer):
+    """One event of a stream. With ``include_usage`` each has ``usage``, null but in the last, which has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    service_tier: ServiceTier
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+# ----------------------------------------------------------------------- completions
+
+
+class LegacyLogprobs(_Answer):
+    """Four lists of equal length, one entry a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(_Answer):
+    """``index`` counts the answers of the first prompt, then those of the second, and so on."""
+
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(_Answer):
+    """All answers to the prompts of one request."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    service_tier: ServiceTier
+    choices: list[CompletionChoice]
+    usage: Usage
+    timings: Timings | UnsetType = UNSET
+
+
+class CompletionChunkChoice(_Answer):
+    """A piece of one choice; ``finish_reason`` on its last piece."""
+
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChunk(_Answer):
+    """One event of a stream. With ``include_usage`` each has ``usage``, null but in the last, which has no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    service_tier: ServiceTier
+    choices: list[CompletionChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+# ---------------------------------------------------------------------- token routes
+
+
+class Tokenized(_Answer):
+    """``token_strs`` is null unless asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(_Answer):
+    """The text of the tokens; bytes that are not UTF-8 are U+FFFD."""
+
+    prompt: str
+
+
+# ----------------------------------------------------------------- about the server
+
+
+class ModelCard(_Answer):
+    """``self_check``: what comparing with the model's own reference gave, null where it has none."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    self_check: dict[str, Any] | None
+
+
+class ModelList(_Answer):
+    """The one model that is served."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Version(_Answer):
+    """The server's version."""
+
+    version: str
+
+
+class RequestRecord(_Answer):
+    """A request that has ended. ``timings`` is its account; ``timeline`` and ``token_ms`` only where one is asked for
+    by its id."""
+
+    id: str
+    object: Literal["request"]
+    response_id: str | None
+    route: str
+    model: str
+    service_class: str | None
+    received: float
+    outcome: str
+    status: int | None
+    error: str | None
+    finish_reason: str | None
+    answers: int
+    prompt_tokens: int
+    output_tokens: int
+    ttft_ms: float | None
+    timings: Timings | None
+    timeline: list[tuple[str, float]] | UnsetType = UNSET
+    token_ms: list[float] | UnsetType = UNSET
+
+
+class RequestList(_Answer):
+    """The latest requests that have ended, newest first."""
+
+    object: Literal["list"]
+    data: list[RequestRecord]
+
+
+class Blocks(_Answer):
+    """KV blocks of the device, as of now."""
+
+    total: int
+    used: int
+    cached: int
+    free: int
+
+
+class KVCache(_Answer):
+    """Blocks as of now, all else totals since the start; null where nothing was told yet, or there is no such tier."""
+
+    blocks: Blocks
+    block_tokens: int
+    bytes_per_block: int
+    hits: dict[str, Any] | None
+    heat: dict[str, Any] | None
+    misses: dict[str, int] | None
+    evictions: dict[str, Any] | None
+    hints: dict[str, int] | None
+    restores: dict[str, Any] | None
+    disk: dict[str, Any] | None

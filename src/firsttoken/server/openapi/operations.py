@@ -1,0 +1,157 @@
+"""The routes: what each takes and answers. Whoever adds a route to the application adds it here; a test compares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from firsttoken.observability.health import Health, State
+from firsttoken.server.openapi import answers
+from firsttoken.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+
+class Status(msgspec.Struct):
+    """The state of the engine, or "draining"."""
+
+    status: State | str
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Of a path or a query. ``schema`` is JSON Schema."""
+
+    name: str
+    text: str
+    schema: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path, ``{name}`` standing for a parameter of it.
+
+    ``takes`` is the struct of its body; ``answer`` that of its JSON, or a media type, or `REDIRECT`. ``event`` is the
+    struct of each event where it streams. ``errors`` are statuses with an error's body, beside 401 where there are
+    keys; ``also`` those with the answer's own.
+    """
+
+    method: str
+    path: str
+    summary: str
+    tag: str
+    answer: type[Any] | str
+    takes: type[msgspec.Struct] | None = None
+    event: type[Any] | None = None
+    errors: tuple[int, ...] = ()
+    also: tuple[int, ...] = ()
+    path_parameters: tuple[Parameter, ...] = ()
+    query: tuple[Parameter, ...] = ()
+
+
+# Of whatever reads a body: what is wrong with it, with the model's name, its time, its size, its encoding.
+_BODY = (400, 404, 408, 413, 415)
+# Of whatever asks the engine: a class that the key may not have, too many before it, failed, not there, too late.
+_ENGINE = (*_BODY, 403, 429, 500, 503, 504)
+_HTML = "text/html"
+REDIRECT = "redirect"
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        "Answer a conversation",
+        "Generation",
+        answers.ChatCompletion,
+        takes=ChatRequest,
+        event=answers.ChatCompletionChunk,
+        errors=_ENGINE,
+    ),
+    Operation(
+        "POST",
+        "/v1/completions",
+        "Continue one or several texts",
+        "Generation",
+        answers.Completion,
+        takes=CompletionRequest,
+        event=answers.CompletionChunk,
+        errors=_ENGINE,
+    ),
+    Operation(
+        "POST",
+        "/tokenize",
+        "Text or a conversation as token ids",
+        "Tokens",
+        answers.Tokenized,
+        takes=TokenizeRequest,
+        errors=(*_BODY, 503),
+    ),
+    Operation(
+        "POST",
+        "/detokenize",
+        "Token ids as text",
+        "Tokens",
+        answers.Detokenized,
+        takes=DetokenizeRequest,
+        errors=_BODY,
+    ),
+    Operation("GET", "/v1/models", "The model that is served", "Server", answers.ModelList),
+    Operation(
+        "GET",
+        "/v1/models/{name}",
+        "The model of that name",
+        "Server",
+        answers.ModelCard,
+        errors=(404,),
+        path_parameters=(Parameter("name", "It may hold slashes.", {"type": "string"}),),
+    ),
+    Operation("GET", "/version", "The server's version", "Server", answers.Version),
+    Operation("GET", "/openapi.json", "This document", "Server", dict[str, Any]),
+    Operation("GET", "/metrics", "Metrics of both processes for Prometheus", "Observability", "text/plain"),
+    Operation(
+        "GET", "/v1/kv", "What the KV cache holds, found and lost", "Observability", answers.KVCache, errors=(400,)
+    ),
+    Operation(
+        "GET",
+        "/v1/requests",
+        "The latest requests that have ended",
+        "Observability",
+        answers.RequestList,
+        errors=(400,),
+        query=(Parameter("limit", "At most so many.", {"type": "integer", "minimum": 1, "maximum": 1000}),),
+    ),
+    Operation(
+        "GET",
+        "/v1/requests/{id}",
+        "Where the time of a request went that has ended",
+        "Observability",
+        answers.RequestRecord,
+        errors=(400, 404),
+        path_parameters=(Parameter("id", "`X-Request-Id`, or the `id` of its answer.", {"type": "string"}),),
+    ),
+    Operation("GET", "/health", "The same as `/health/live`", "Health", Status, also=(503,)),
+    Operation("GET", "/health/live", "200 until the engine is dead", "Health", Status, also=(503,)),
+    Operation("GET", "/health/ready", "200 while new requests should be sent here", "Health", Status, also=(503,)),
+    Operation("GET", "/health/progress", "The heartbeat of the engine's steps", "Health", Health, also=(503,)),
+    Operation("GET", "/dashboard", "The live picture, as a page", "Dashboard", _HTML),
+    Operation("GET", "/dashboard/", "To the page", "Dashboard", REDIRECT),
+    Operation(
+        "GET",
+        "/dashboard/live",
+        "The live picture's feed, without end",
+        "Dashboard",
+        "text/event-stream",
+        event=dict[str, Any],
+        errors=(400, 503),
+        query=(Parameter("hz", "Events a second at most.", {"type": "number", "minimum": 0.1, "maximum": 10}),),
+    ),
+    Operation(
+        "GET",
+        "/dashboard/static/{name}",
+        "A file of the page",
+        "Dashboard",
+        "*/*",
+        errors=(404,),
+        path_parameters=(Parameter("name", "It may hold slashes.", {"type": "string"}),),
+    ),
+)

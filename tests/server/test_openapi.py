@@ -1,0 +1,239 @@
+"""The server's OpenAPI document: complete, true of what the server answers, and of what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.openapi import from_dict
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from firsttoken.server.config import ServerConfig
+from firsttoken.server.openapi.document import document
+from firsttoken.server.openapi.operations import OPERATIONS
+from firsttoken.server.openapi.structs import Described
+from firsttoken.server.refusals import refused_fields
+from tests.server.conftest import forever
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+KEY = {"authorization": "Bearer secret"}
+# The least that each route takes, of those that take a body.
+LEAST = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "hi"},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [104, 105]},
+}
+BY_PATH = {one.path: one for one in OPERATIONS}
+
+
+async def test_every_route_of_the_application_is_described_and_no_other(client):
+    described = {(one.method, one.path) for one in OPERATIONS}
+    assert {route for route in client.app.routes if route[0] != "HEAD"} == described
+
+
+def test_every_field_that_is_honoured_is_described_and_no_other():
+    schemas = document()["components"]["schemas"]
+    for struct in {one.takes for one in OPERATIONS if one.takes is not None}:
+        properties = schemas[struct.__name__]["properties"]
+        assert set(properties) == set(struct.__struct_encode_fields__) - set(refused_fields(struct))
+        for name, schema in properties.items():
+            assert schema["description"], name
+            assert {"type", "anyOf", "$ref", "oneOf", "enum"} & set(schema), f"{name} could be anything"
+
+
+async def test_it_is_answered_and_is_openapi(client):
+    reply = await client.get("/openapi.json")
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.json == json.loads(json.dumps(document()))
+    schema = from_dict(reply.json)
+    schema.validate()
+    assert schema.specification.version == "3.1.0"
+    assert "security" not in reply.json
+
+
+async def test_with_keys_it_says_which_routes_need_one(make_client):
+    async with make_client(config=ServerConfig(api_keys=("secret",))) as client:
+        assert (await client.get("/openapi.json")).status == 401
+        found = (await client.get("/openapi.json", headers=KEY)).json
+        assert found["security"] == [{"key": []}]
+        for path, methods in found["paths"].items():
+            for method, told in methods.items():
+                if path == "/dashboard/live":
+                    continue  # it would not end
+                reply = await client.post(path.format(name="x", id="x"), method=method.upper())
+                assert (reply.status == 401) == ("security" not in told) == ("401" in told["responses"]), path
+
+
+def answer_of(path: str, raw: bytes):
+    """Decodes strictly: a key that is not described is an error, and so is a missing one."""
+    return msgspec.json.decode(raw, type=BY_PATH[path].answer)
+
+
+ASKED = {
+    "/v1/chat/completions": [
+        {},
+        {"n": 2, "logprobs": True, "top_logprobs": 2, "return_token_ids": True, "timings": True},
+        {"stop": "lo", "service_tier": "flex"},
+    ],
+    "/v1/completions": [
+        {},
+        {"prompt": ["a", "b"], "n": 2, "logprobs": 2, "return_token_ids": True, "timings": True},
+        {"prompt": [104, 105], "echo": True, "max_tokens": 2},
+    ],
+    "/tokenize": [{}, {"return_token_strs": True}],
+    "/detokenize": [{}, {"tokens": [0xF0, 0x9F]}],
+}
+
+
+@pytest.mark.parametrize("path", ASKED)
+async def test_answers_are_as_described(client, path):
+    for fields in ASKED[path]:
+        body = {**LEAST[path], **fields}
+        whole = await client.post(path, body)
+        assert whole.status == 200, whole.body
+        answer_of(path, whole.body)
+        event = BY_PATH[path].event
+        if event is None:
+            continue
+        for options in (None, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}):
+            stream = await client.post(path, {**body, "stream": True, "stream_options": options})
+            for one in stream.events[:-1]:
+                msgspec.convert(one, event)
+
+
+async def test_what_the_server_says_of_itself_is_as_described(make_client):
+    async with make_client(forever, step_s=0.002) as client:
+        await client.chat(max_tokens=3)
+        call = client.start("/v1/completions", {"prompt": "hi", "max_tokens": 500, "stream": True})
+        await call.first_byte.wait()
+        for one in OPERATIONS:
+            if one.method != "GET" or isinstance(one.answer, str):
+                continue
+            reply = await client.get(one.path.format(name="stub", id=client.llm.recent.latest(1)[0].id))
+            assert reply.status == 200, one.path
+            answer_of(one.path, reply.body)
+        call.leave()
+        await call.task
+
+
+def beside(schema: dict) -> list[object]:
+    """Values just outside of the bounds of a property."""
+    found: list[object] = []
+    if "minimum" in schema:
+        found.append(schema["minimum"] - 1)
+    if "maximum" in schema:
+        found.append(schema["maximum"] * 2 + 1)
+    if "exclusiveMinimum" in schema:
+        found.append(schema["exclusiveMinimum"])
+    if "minLength" in schema:
+        found.append("")
+    if "maxLength" in schema:
+        found.append("x" * (schema["maxLength"] + 1))
+    if "maxItems" in schema:
+        found.append(["x"] * (schema["maxItems"] + 1))
+    if "enum" in schema:
+        found.append("none of these")
+    return found
+
+
+def within(schema: dict) -> list[object]:
+    """The outermost values that a property takes."""
+    found = [schema[bound] for bound in ("minimum", "maximum") if bound in schema]
+    return found + [one for one in schema.get("enum", ()) if one is not None]
+
+
+@pytest.mark.parametrize("path", LEAST)
+async def test_what_lies_outside_of_a_bound_is_refused(client, path):
+    properties = document()["components"]["schemas"][BY_PATH[path].takes.__name__]["properties"]
+    for name, schema in properties.items():
+        least = {**LEAST[path], **({"logprobs": True} if name == "top_logprobs" else {})}
+        for value in beside(schema):
+            reply = await client.post(path, {**least, name: value})
+            assert (reply.status, reply.error["param"].partition("[")[0]) == (400, name), (name, value)
+        if name == "min_tokens":
+            continue  # the most it may be depends on the model and the prompt
+        for value in within(schema):
+            reply = await client.post(path, {**least, name: value})
+            assert reply.status == 200, (name, value, reply.body)
+
+
+# ------------------------------------------------------------------------ schemathesis
+
+LEFT_OUT = ("/dashboard/live",)  # it has no end
+# Of each route, that fit the document and that do not: a few, as this is for every run. With 150 they take two minutes.
+CASES = 6
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+class _Served:
+    """The application on a real listener, in a loop of this test; cases are sent from a thread beside it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.positive: list[int] = []
+
+    def run(self) -> None:
+        schema = from_dict(document())
+        schema.config.update(base_url=self.url)
+        for result in schema.get_all_operations():
+            operation = result.ok()
+            takes = operation.body or operation.query or operation.path_parameters
+            if operation.path in LEFT_OUT or not takes:
+                continue
+            self._ask(operation, GenerationMode.POSITIVE, CHECKS)
+            if operation.body or operation.query:
+                self._ask(operation, GenerationMode.NEGATIVE, [*CHECKS, negative_data_rejection])
+
+    def _ask(self, operation, mode, checks) -> None:
+        @settings(
+            max_examples=CASES,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.data())
+        def check(data):
+            case = data.draw(operation.as_strategy(generation_mode=mode))
+            response = case.call(timeout=10)
+            late = response.status_code == 504 and case.body.get("deadline_ms")  # as the caller wished
+            assert response.status_code < 500 or late, response.content
+            case.validate_response(response, checks=checks)
+            if mode is GenerationMode.POSITIVE and operation.body:
+                self.positive.append(response.status_code)
+
+        check()
+
+
+async def test_schemathesis_finds_nothing(make_client, serve_http):
+    async with make_client() as client, serve_http(client.app) as url:
+        served = _Served(url)
+        await asyncio.to_thread(served.run)
+        await client.quiet()
+    # What fits the document is answered, but for what it cannot say: ids that the model lacks, fields that need others.
+    assert served.positive.count(200) > len(served.positive) / 8, served.positive
+
+
+def test_a_field_without_words_is_an_error():
+    class Forgotten(msgspec.Struct):
+        never_described: int | None = None
+
+    class Unknown(msgspec.Struct):
+        unknown: msgspec.Raw = msgspec.Raw()
+
+    with pytest.raises(LookupError, match=r"Forgotten.never_described is not described"):
+        Described().struct(Forgotten)
+    with pytest.raises(LookupError, match=r"Unknown.unknown is kept raw"):
+        Described().struct(Unknown)
