@@ -37,16 +37,26 @@ async def test_keys(make_client):
     async with make_client(config=KEYS) as client:
         for key in KEYS.api_keys:
             assert (await client.post("/v1/chat/completions", BODY, headers=bearer(key))).status == 200
+        basic = {"authorization": "Basic abc"}
+        for more in ({}, basic):  # where Anthropic's clients send it
+            reply = await client.post("/v1/chat/completions", BODY, headers={"x-api-key": "second-key", **more})
+            assert reply.status == 200
         wrong = ["", "first-ke", "first-keyx", "FIRST-KEY", "first-key second-key"]
         for headers in [
             *(bearer(key) for key in wrong),
             {"authorization": "first-key"},
             {"authorization": "Basic first-key"},
+            {"x-api-key": "second-ke"},
+            {"x-api-key": "second-key", **bearer("wrong")},
         ]:
             reply = await client.post("/v1/chat/completions", BODY, headers=headers)
             assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
             assert reply.headers["www-authenticate"] == "Bearer"
         assert (await client.post("/v1/nope", BODY, headers=bearer("first-key"))).status == 404
+        reply = await client.post("/v1/messages", BODY, headers={"x-request-id": "mine"})
+        error = {"type": "authentication_error", "message": reply.error["message"]}
+        assert (reply.status, reply.json) == (401, {"type": "error", "error": error, "request_id": "mine"})
+        assert "x-api-key" in error["message"]
 
 
 async def test_prefix_caches_are_apart(make_client):

@@ -18,6 +18,7 @@ from firsttoken.server.chat import ChatRoute
 from firsttoken.server.completions import CompletionRoute
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.dashboard import Dashboard
+from firsttoken.server.dialects import dialect_of
 from firsttoken.server.errors import ApiError, as_api_error
 from firsttoken.server.meta import meta_routes
 from firsttoken.server.openapi import OpenApi
@@ -119,19 +120,20 @@ def _wrong_method(method: str, allowed: str) -> ApiError:
 async def _http_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     if exc.status_code == 405:
-        return _response(_wrong_method(request.method, (exc.headers or {}).get("Allow", "another method")))
+        return _response(request, _wrong_method(request.method, (exc.headers or {}).get("Allow", "another method")))
     path = request.url.path
     shown = f"{request.method} {path if len(path) <= 200 else path[:200] + '...'}"
     known = _OPENAI.match(path) is not None
     message = f"{shown} is not implemented here" if known else f"Unknown path: {shown}"
     message += "; this server answers POST /v1/chat/completions and POST /v1/completions" + ("" if known else _OTHERS)
-    return _response(ApiError(exc.status_code, message, code="unknown_url"))
+    return _response(request, ApiError(exc.status_code, message, code="unknown_url"))
 
 
-async def _api_error(_: Request, exc: Exception) -> Response:
-    return _response(as_api_error(exc))
+async def _api_error(request: Request, exc: Exception) -> Response:
+    return _response(request, as_api_error(exc))
 
 
-def _response(error: ApiError) -> Response:
+def _response(request: Request, error: ApiError) -> Response:
     headers = {name.decode(): value.decode() for name, value in error.headers}
-    return Response(error.body(), error.status, headers, media_type="application/json")
+    body = dialect_of(request.url.path).error_body(error, given_id(request.scope))
+    return Response(body, error.status, headers, media_type="application/json")

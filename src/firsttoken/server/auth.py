@@ -12,6 +12,7 @@ from firsttoken.core.service import KeyRule
 from firsttoken.server.access import log_refusal
 from firsttoken.server.call import CALLER, JSON, App, Caller, Receive, Scope, Send, given_id, header
 from firsttoken.server.config import ApiKey
+from firsttoken.server.dialects import dialect_of
 from firsttoken.server.errors import ApiError
 from firsttoken.server.salts import cache_salts
 
@@ -58,13 +59,12 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _match(self, scope: Scope) -> _Holder | None:
-        scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
-        given = hashlib.sha256(key.strip()).digest()
+        given = hashlib.sha256(_key(scope)).digest()
         found = None
         for digest, holder in self._holders:
             if hmac.compare_digest(digest, given):
                 found = holder
-        return found if scheme.lower() == b"bearer" else None
+        return found
 
 
 class _Holder:
@@ -89,10 +89,18 @@ def is_open(method: str, path: str) -> bool:
     return method in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith(OPEN_BELOW))
 
 
+def _key(scope: Scope) -> bytes:
+    """The key that came with a request, b"" without one."""
+    scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
+    if scheme.lower() != b"bearer":
+        key = header(scope, b"x-api-key") or b""  # as Anthropic's clients send it
+    return key.strip()
+
+
 def _unauthorized() -> ApiError:
     return ApiError(
         401,
-        "A valid API key is required: send the header 'Authorization: Bearer KEY'.",
+        "A valid API key is required: send the header 'Authorization: Bearer KEY' (or 'x-api-key: KEY').",
         code="invalid_api_key",
         headers=[(b"www-authenticate", b"Bearer")],
     )
@@ -100,8 +108,9 @@ def _unauthorized() -> ApiError:
 
 async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
     """Answer with an error without reading the request."""
-    body = error.body()
+    id_ = given_id(scope)
+    body = dialect_of(scope["path"]).error_body(error, id_)
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": error.status, "headers": [JSON, length, *error.headers]})
     await send({"type": "http.response.body", "body": body})
-    log_refusal(scope, error.status, given_id(scope), error.word)
+    log_refusal(scope, error.status, id_, error.word)

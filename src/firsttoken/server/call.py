@@ -19,6 +19,7 @@ from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.ended import last_of
 from firsttoken.observability.account import server_timing_header, stages
 from firsttoken.server.access import log_call
+from firsttoken.server.dialects import dialect_of
 from firsttoken.server.errors import ApiError, Headers, as_api_error, stopping
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Call:
         "_task",
         "_watcher",
         "complete",
+        "dialect",
         "ended",
         "failure",
         "generations",
@@ -95,6 +97,7 @@ class Call:
         self.timeline.stamp(Mark.RECEIVED, scope.get(RECEIVED_NS))
         self.scope = scope
         self.request_id = request_id(scope)
+        self.dialect = dialect_of(scope["path"])  # a stream may set its own, once it has begun
         self.response_id = ""  # the ``id`` in its answer
         self.started = False
         self.status = 0  # of the answer, as it was sent: a stream that fails had its 200 before
@@ -203,13 +206,13 @@ class Call:
     async def reply(self, status: int, body: bytes, headers: Headers | None = None) -> None:
         """The whole answer, as JSON."""
         length = (b"content-length", str(len(body)).encode())
-        own = (b"x-request-id", self.request_id.encode())
-        await self._start(status, [JSON, length, own, *(headers or [])])
+        own = self.dialect.headers(self.request_id)
+        await self._start(status, [JSON, length, *own, *(headers or [])])
         await self.write(body, last=True)
 
     async def start_stream(self) -> None:
         """Status 200 and the headers of an event stream."""
-        await self._start(200, [*EVENT_STREAM, (b"x-request-id", self.request_id.encode())])
+        await self._start(200, [*EVENT_STREAM, *self.dialect.headers(self.request_id)])
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         # Set before the last byte goes out: a disconnect seen after it is the normal end of the exchange.
@@ -223,12 +226,13 @@ class Call:
         self.last_timeline.stamp(Mark.FAILED)
         self.failure = error
         if self.started:
-            await self.write(b"data: " + error.body() + b"\n\n", last=True)
+            await self.write(self.dialect.error_event(error, self.request_id), last=True)
         else:
             last = self.last
             told = stages(self.timeline) if last is None else last.stages()
             timing = (b"server-timing", server_timing_header(told).encode())
-            await self.reply(error.status, error.body(), [*error.headers, timing])
+            body = self.dialect.error_body(error, self.request_id)
+            await self.reply(error.status, body, [*error.headers, timing])
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True

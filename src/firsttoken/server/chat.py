@@ -9,12 +9,11 @@ from typing import Any
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call, unique_id
 from firsttoken.server.chat_answers import ChatStream, Message
-from firsttoken.server.conversation import Ask, Conversation, open_conversation
-from firsttoken.server.decode import RequestDecoder, check_template_kwargs, decode_messages, off_loop
+from firsttoken.server.chat_ask import chat_ask
+from firsttoken.server.conversation import Conversation, open_conversation
+from firsttoken.server.decode import RequestDecoder, decode_messages, off_loop
 from firsttoken.server.encode import ChunkWriter, TokenNames, chat_text_choice, to_json, usage
-from firsttoken.server.sampling import chat_params
 from firsttoken.server.schema import ChatRequest
-from firsttoken.server.service import agree
 from firsttoken.server.state import AppState
 from firsttoken.server.streaming import check_stream_options
 
@@ -61,19 +60,8 @@ class ChatRoute:
         state = self._state
         body = await call.body(state.config.max_body_bytes)
         request, messages = await off_loop(len(body), self._decode, body)
-        state.check_open()
-        state.check_model(request.model)
         check_stream_options(request)
-        params = chat_params(request, state.llm.generation_config)
-        params.check_vocabulary(state.llm.info.vocab_size)
-        terms, tier = agree(request, call.caller, call.timeline.times[0])
-        ask = Ask(
-            messages=messages,
-            params=params,
-            terms=terms,
-            template_kwargs=check_template_kwargs(request.chat_template_kwargs),
-            add_generation_prompt=request.add_generation_prompt is not False,
-        )
+        ask, tier = chat_ask(state, call, request, messages)
         conversation = await open_conversation(state, call, ask)
         call.response_id = unique_id("chatcmpl")
         return ChatJob(request, conversation, tier)

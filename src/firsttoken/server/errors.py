@@ -55,11 +55,16 @@ class ApiError(Exception):
         """Its ``code``, or where it has none its ``type``: one of few, for counts and records."""
         return self.code or self.type
 
+    @property
+    def shown_message(self) -> str:
+        """The message as callers get it: always valid UTF-8 and never long, whatever it quotes."""
+        return _clean(self.message, MAX_MESSAGE_CHARS)
+
     def body(self) -> bytes:
-        """The JSON object; always valid UTF-8 and never long, whatever the message quotes."""
+        """The JSON object, as OpenAI's."""
         param = None if self.param is None else _clean(self.param, MAX_PARAM_CHARS)
         error = {
-            "message": _clean(self.message, MAX_MESSAGE_CHARS),
+            "message": self.shown_message,
             "type": self.type,
             "param": param,
             "code": self.code,
