@@ -194,7 +194,9 @@ def test_an_item_is_found_by_its_name_and_a_dicts_own_method_goes_before_it() ->
     template = ChatTemplate("{% for m in messages %}{{ m.role }},{{ m.absent }},{{ m.get('content') }}{% endfor %}")
     assert template.render(USER) == "user,,Hi"
     shadow = ChatTemplate("{{ given.keys() | list | join }}{{ given.__class__ }}")
-    assert shadow.render(USER, given={"keys": "not this", "__class__": "nor this"}) == "keys__class__"
+    assert (
+        shadow.render(USER, template_kwargs={"given": {"keys": "not this", "__class__": "nor this"}}) == "keys__class__"
+    )
 
 
 def test_the_clock_of_a_render_is_read_only_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +208,8 @@ def test_the_clock_of_a_render_is_read_only_when_it_goes_on(monkeypatch: pytest.
 
     monkeypatch.setattr(template_sandbox, "thread_time_ns", clock)
     template = ChatTemplate("{% for n in range(count) %}{{ n }}{% endfor %}")
-    assert template.render(USER, count=3) == "012"
+    assert template.render(USER, template_kwargs={"count": 3}) == "012"
     assert not reads
     with pytest.raises(InvalidRequest, match="too long"):
-        template.render(USER, count=1000)
+        template.render(USER, template_kwargs={"count": 1000})
     assert len(reads) == 2

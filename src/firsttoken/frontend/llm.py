@@ -174,19 +174,25 @@ class LLM:
         template, tokenizer = self._text.chat_template, self.get_tokenizer()
         if template is None:
             raise InvalidRequest(f"model {self.info.model!r} has no chat template: use generate", param="messages")
+        controls = tokenizer.control_tokens(template.writes)
         jobs = []
         for number, (conversation, one, on) in enumerate(zip(conversations, params, terms, strict=True)):
             timeline = Timeline()
             timeline.stamp(Mark.PARSED)
-            text = template.render(
+            rendered = template.render_apart(
                 list(conversation),
+                controls,
                 add_generation_prompt=add_generation_prompt,
                 tools=tools,
-                **(chat_template_kwargs or {}),
+                template_kwargs=chat_template_kwargs,
             )
             timeline.stamp(Mark.TEMPLATED)
-            tokens = tokenizer.encode(text, add_special_tokens=False)  # the template writes its own
-            jobs.append(self._job(number, text, tokens, one, on, timeline))
+            # The template writes its own BOS.
+            if rendered.guarded is None:
+                tokens = tokenizer.encode(rendered.text, add_special_tokens=False)
+            else:
+                tokens = controls.encode(rendered.text, controls.spans(rendered.guarded))
+            jobs.append(self._job(number, rendered.text, tokens, one, on, timeline))
         return self._run(jobs, use_tqdm)
 
     # ------------------------------------------------------------------- others

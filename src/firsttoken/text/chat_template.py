@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError, meta
+from jinja2 import TemplateError, meta, nodes
 
 from firsttoken.core.errors import CheckpointError, InvalidRequest
+from firsttoken.text.caller_texts import caller_texts, with_twins
+from firsttoken.text.control_tokens import ControlTokens, Rendered, Twins
 from firsttoken.text.messages import normalize_messages
 from firsttoken.text.template_sandbox import Budget, TemplateEnvironment, TemplateLimit, TemplateRaised
 
@@ -25,7 +27,7 @@ class ChatTemplate:
     """Compiled once, rendered from any thread. The checkpoint's own template is the only one ever run.
 
     Raises `CheckpointError` when ``source`` is not a template that can be run (syntax, an unknown filter, too long).
-    ``reads`` holds the names of the variables that the template looks at.
+    ``reads`` holds the names of the variables that the template looks at, ``writes`` all texts that are its own.
     """
 
     def __init__(
@@ -43,7 +45,8 @@ class ChatTemplate:
             )
         self._environment = TemplateEnvironment()
         try:
-            self.reads = frozenset(meta.find_undeclared_variables(self._environment.parse(source)))
+            tree = self._environment.parse(source)
+            self.reads = frozenset(meta.find_undeclared_variables(tree))
             self._template = self._environment.from_string(source)
         except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise CheckpointError(f"the template cannot be used: {error}", field="chat_template") from error
@@ -51,6 +54,7 @@ class ChatTemplate:
             name: token or ""
             for name, token in zip(_SPECIAL, (bos_token, eos_token, pad_token, unk_token), strict=True)
         }
+        self.writes = frozenset(text for text in (*_texts(tree), *self._constants.values()) if text)
         self._knows_developer = "developer" in source
 
     def render(
@@ -60,29 +64,56 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-        **variables: Any,
     ) -> str:
-        """The prompt for ``messages`` (see `normalize_messages` for what is accepted).
+        """The prompt's text for ``messages`` (see `normalize_messages` for what is accepted). Which of its control
+        tokens are the template's it does not tell: what a caller sends is for `render_apart`.
 
-        ``template_kwargs`` (and ``variables``, where the names are the program's own) are the caller's
-        ``chat_template_kwargs``: variables for the template (``enable_thinking``), never the template itself or what
-        it is given here. Raises `InvalidRequest` when the
+        ``template_kwargs`` are the caller's ``chat_template_kwargs``: variables for the template
+        (``enable_thinking``), never the template itself or what it is given here. Raises `InvalidRequest` when the
         messages are not well-formed, when the template refuses them, or when it wants more work than a conversation
         of this size needs.
         """
-        kwargs = {**(template_kwargs or {}), **variables}
+        return self.render_apart(
+            messages,
+            None,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            template_kwargs=template_kwargs,
+        ).text
+
+    def render_apart(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        controls: ControlTokens | None,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """As `render`, and where the text has ``controls`` that are not the template's."""
+        kwargs = dict(template_kwargs or {})
         self._check_kwargs(kwargs)
         if tools and "tools" not in self.reads:
             raise InvalidRequest("tools: this model's chat template does not support tools", param="tools")
         plain = normalize_messages(messages, developer=self._knows_developer)
+        given = list(tools) if tools else None
+        texts = caller_texts(plain, given, kwargs)
+        budget = _budget(plain, tools)
+        twins = None if controls is None else controls.twins(texts)
+        if twins is not None:
+            plain, given, kwargs = with_twins(plain, given, kwargs, twins)
         values = {
             **self._constants,
             **kwargs,
             "messages": plain,
-            "tools": list(tools) if tools else None,
+            "tools": given,
             "add_generation_prompt": add_generation_prompt,
         }
-        self._environment.begin(_budget(plain, tools))
+        text = self._run(values, budget, twins)
+        return Rendered(text) if twins is None or controls is None else Rendered.of(text, twins, controls)
+
+    def _run(self, values: dict[str, Any], budget: Budget, twins: Twins | None) -> str:
+        self._environment.begin(budget, twins)
         try:
             return self._template.render(values)
         except TemplateRaised as error:
@@ -104,6 +135,11 @@ class ChatTemplate:
                     f"chat_template_kwargs.{name} cannot be set by a request",
                     param=f"chat_template_kwargs.{name}",
                 )
+
+
+def _texts(tree: nodes.Template) -> list[str]:
+    found = [one.data for one in tree.find_all(nodes.TemplateData)]
+    return found + [one.value for one in tree.find_all(nodes.Const) if isinstance(one.value, str)]
 
 
 def _budget(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Budget:

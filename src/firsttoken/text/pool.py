@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.text.chat_template import ChatTemplate
+from firsttoken.text.control_tokens import Rendered
 from firsttoken.text.messages import count_characters
 from firsttoken.text.pace import Pace
 from firsttoken.text.prompt_cache import SHORT, TTL_NS, PromptCache
@@ -64,6 +65,7 @@ class TextPool:
         self.template = template
         self.max_chars = max_chars
         self._token_chars = tokenizer.max_token_chars
+        self._controls = tokenizer.control_tokens(template.writes if template is not None else ())
         self._pace = pace
         self.cache = cache
         self._sweep: asyncio.TimerHandle | None = None
@@ -94,15 +96,19 @@ class TextPool:
 
         def work() -> RenderedPrompt:
             check_unicode(text, param=param)
-            if parse_special and self.cache is not None and len(text) >= SHORT:
+            if not (parse_special or self._controls.harmless(text)):
+                ids = self._controls.encode(text)
+                ids = self.tokenizer.with_affixes(ids) if add_special_tokens else ids
+            elif self.cache is not None and len(text) >= SHORT:
                 ids = self.cache.encode(text, salt)
                 ids = self.tokenizer.with_affixes(ids) if add_special_tokens else ids
             else:
-                ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+                ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
             return RenderedPrompt(text, ids, started, now_ns())
 
         # The tokenizer that is blind to control tokens is built when first needed, which takes its time.
-        if parse_special and self._pace is not None and batch * self._pace.of_text(text, INLINE_NS) <= INLINE_NS:
+        quick = parse_special or (len(text) < SHORT and self._controls.harmless(text))
+        if quick and self._pace is not None and batch * self._pace.of_text(text, INLINE_NS) <= INLINE_NS:
             return work()
         return await self._run(len(text), work)
 
@@ -130,29 +136,41 @@ class TextPool:
         self._check_size(size, "messages")
         self._plan_sweep()
 
-        def render() -> tuple[str, int]:
-            text = template.render(
-                messages, add_generation_prompt=add_generation_prompt, tools=tools, template_kwargs=template_kwargs
+        def render() -> tuple[Rendered, int]:
+            rendered = template.render_apart(
+                messages,
+                self._controls,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                template_kwargs=template_kwargs,
             )
-            self._check_size(len(text), "messages")
-            return text, now_ns()
+            self._check_size(len(rendered.text), "messages")
+            return rendered, now_ns()
 
-        def work() -> RenderedPrompt:
-            text, templated = render()
-            if self.cache is None:
-                ids = self.tokenizer.encode(text, add_special_tokens=False)
-            else:
-                ids = self.cache.encode(text, salt)
-            return RenderedPrompt(text, ids, templated, now_ns())
+        def encode(rendered: Rendered, templated: int) -> RenderedPrompt:
+            return RenderedPrompt(rendered.text, self._encode(rendered, salt), templated, now_ns())
 
         rich = bool(tools) or not all(isinstance(value, bool) for value in (template_kwargs or {}).values())
         if rich or self._pace is None:
-            return await self._run(size, work)
-        if self._pace.of_chat(messages, INLINE_NS) <= INLINE_NS:
-            return work()
-        if self.cache is None or size < SHORT or self._pace.of_known_chat(messages, INLINE_NS) > INLINE_NS:
-            return await self._run(size, work)
-        return await self._look_up(size, *render(), salt)
+            return await self._run(size, lambda: encode(*render()))
+        soon = self._pace.of_chat(messages, INLINE_NS) <= INLINE_NS
+        if not soon and (
+            self.cache is None or size < SHORT or self._pace.of_known_chat(messages, INLINE_NS) > INLINE_NS
+        ):
+            return await self._run(size, lambda: encode(*render()))
+        rendered, templated = render()
+        if rendered.guarded is not None:
+            return await self._run(size, lambda: encode(rendered, templated))
+        return encode(rendered, templated) if soon else await self._look_up(size, rendered.text, templated, salt)
+
+    def _encode(self, rendered: Rendered, salt: str) -> array[int]:
+        if rendered.guarded is None:
+            if self.cache is None:
+                return self.tokenizer.encode(rendered.text, add_special_tokens=False)
+            return self.cache.encode(rendered.text, salt)
+        if self.cache is None:
+            return self._controls.encode(rendered.text, self._controls.spans(rendered.guarded))
+        return self.cache.encode_apart(rendered, self._controls, salt)
 
     async def _look_up(self, size: int, text: str, templated: int, salt: str) -> RenderedPrompt:
         """The prompt from the cache, here and now if little of it has to be made."""

@@ -16,6 +16,7 @@ from threading import Lock
 
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.text.boundaries import MIN_PIECE, cut
+from firsttoken.text.control_tokens import ControlTokens, Rendered, Span
 from firsttoken.text.tokenizer import Tokenizer
 
 CAPACITY = 64 << 20
@@ -53,6 +54,10 @@ class _Entry:
     used_ns: int = 0
 
 
+# Under which salt, what text, and with which twins (`control_tokens`): "" where it is tokenised as it stands.
+_Key = tuple[str, str, str]
+
+
 @dataclass(slots=True)
 class Found:
     """A text's pieces, and the ids of those that are known; ``missing`` are the texts of the others."""
@@ -84,7 +89,7 @@ class PromptCache:
         self._ttl_ns = ttl_ns
         self._clock = clock
         self._lock = Lock()
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._shared: dict[str, array[int]] = {}
         self._bytes = 0
         self._shared_bytes = 0
@@ -113,34 +118,56 @@ class PromptCache:
 
     def look_up(self, text: str, salt: str = "") -> Found:
         """What is known of ``text``. A matter of a nanosecond or two a character."""
-        pieces = cut(text, self._boundaries)
+        return self._look_up(cut(text, self._boundaries), salt)
+
+    def _look_up(self, pieces: Sequence[str], salt: str) -> Found:
         ids: list[array[int] | None] = []
         missing = []
-        missed = 0
         with self._lock:
             now = self._clock()
             self._drop_expired(now, _AT_ONCE)
             for piece in pieces:
-                known = self._known((salt, piece), now) if len(piece) >= MIN_PIECE else None
+                known = self._known((salt, piece, ""), now) if len(piece) >= MIN_PIECE else None
                 ids.append(known)
+                self._count(len(piece), known is not None)
                 if known is None:
                     missing.append(piece)
-                    missed += len(piece)
-            self._hits += len(pieces) - len(missing)
-            self._misses += len(missing)
-            self._hit_characters += len(text) - missed
-            self._missed_characters += missed
         return Found(salt, ids, missing)
 
     def complete(self, found: Found) -> array[int]:
         """The ids of the whole; tokenises what is missing, and keeps it."""
         new = self._tokenizer.encode_each(found.missing) if found.missing else []
-        self._store(found.salt, found.missing, new)
+        self._store([(found.salt, piece, "") for piece in found.missing], new)
         rest = iter(new)
         whole: array[int] = array("I")
         for ids in found.ids:
             whole += next(rest) if ids is None else ids
         return whole
+
+    def encode_apart(self, rendered: Rendered, controls: ControlTokens, salt: str = "") -> array[int]:
+        """The ids of a prompt in which not all that look like control tokens are. A piece in which they are is found
+        by other prompts too."""
+        guarded = rendered.guarded or rendered.text
+        whole: array[int] = array("I")
+        start = 0
+        for piece in cut(guarded, self._boundaries):
+            text = rendered.text[start : start + len(piece)]
+            start += len(piece)
+            spans = controls.spans(piece)
+            if not controls.always and spans == controls.spans(text):
+                whole += self.complete(self._look_up([text], salt))
+            else:
+                whole += self._piece_apart((salt, piece, rendered.twins), text, spans, controls)
+        return whole
+
+    def _piece_apart(self, key: _Key, text: str, spans: Sequence[Span], controls: ControlTokens) -> array[int]:
+        with self._lock:
+            known = self._known(key, self._clock()) if len(text) >= MIN_PIECE else None
+            self._count(len(text), known is not None)
+        if known is None:
+            known = controls.encode(text, spans)
+            self._store([key], [known])
+        return known
 
     def drop_expired(self) -> int:
         """Let go of what was not used for the TTL, a few pieces at a time; returns how many there are left."""
@@ -162,11 +189,11 @@ class PromptCache:
                 bytes=self._bytes + self._shared_bytes,
             )
 
-    def _store(self, salt: str, pieces: Sequence[str], made: Sequence[array[int]]) -> None:
+    def _store(self, keys: Sequence[_Key], made: Sequence[array[int]]) -> None:
         entries = [
-            ((salt, piece), _Entry(ids, _size(piece, ids)))
-            for piece, ids in zip(pieces, made, strict=True)
-            if len(piece) >= MIN_PIECE
+            (key, _Entry(ids, _size(key[1], ids)))
+            for key, ids in zip(keys, made, strict=True)
+            if len(key[1]) >= MIN_PIECE
         ]
         if not entries:
             return
@@ -193,10 +220,18 @@ class PromptCache:
 
     # ------------------------------------------------------------ under the lock
 
-    def _known(self, key: tuple[str, str], now: int) -> array[int] | None:
+    def _count(self, characters: int, hit: bool) -> None:
+        if hit:
+            self._hits += 1
+            self._hit_characters += characters
+        else:
+            self._misses += 1
+            self._missed_characters += characters
+
+    def _known(self, key: _Key, now: int) -> array[int] | None:
         entry = self._entries.get(key)
         if entry is None:
-            return self._shared.get(key[1])
+            return None if key[2] else self._shared.get(key[1])
         if now - entry.used_ns > self._ttl_ns:
             return None
         entry.used_ns = now

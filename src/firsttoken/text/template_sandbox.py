@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from datetime import datetime
 from functools import wraps
 from time import thread_time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
@@ -31,6 +31,9 @@ from jinja2.filters import do_round
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+if TYPE_CHECKING:
+    from firsttoken.text.control_tokens import Twins
 
 MAX_RANGE = 10_000
 MAX_ITEMS = 200_000
@@ -49,6 +52,7 @@ _STRING_METHODS = frozenset(
     | {"split", "splitlines", "startswith", "strip", "swapcase", "title", "upper"}
 )
 # A width of many digits, or one taken from an argument, makes a short format string write gigabytes.
+_NO_ASCII = re.compile(r"[^\x00-\x7f]")
 _WIDE_FORMAT = re.compile(r"\d{4}|\*|\{[^{}]*\{")
 
 
@@ -142,6 +146,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             "indent": self._indent,
             "round": _round,
             "_rounds": self._counted,
+            "_shown": self._shown,
             "_concat": self._concat,
         }
         self.filters = {name: self._metered(self.filters[name]) for name in _FILTERS} | own
@@ -151,11 +156,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             "strftime_now": _strftime_now,
         }
 
-    def begin(self, budget: Budget) -> None:
+    def begin(self, budget: Budget, twins: Twins | None = None) -> None:
+        """``twins`` stand for characters of the texts that the template is given (`control_tokens`)."""
         self._thread.budget = budget
+        self._thread.twins = twins
 
     def end(self) -> None:
-        self._thread.budget = None
+        self._thread.budget = self._thread.twins = None
 
     @property
     def budget(self) -> Budget:
@@ -170,6 +177,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, "_rounds", [], [], None, None, lineno=loop.lineno)
         for parent in [tree, *tree.find_all(nodes.Node)]:
             _replace_children(parent, nodes.Concat, _bounded_concat)
+        for comparison in list(tree.find_all(nodes.Compare)):
+            _show_operands(comparison)
         tree.set_environment(self)
         return tree
 
@@ -182,6 +191,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return super().call(__context, __obj, *args, **kwargs)
         for internal in ("_loop_vars", "_block_vars"):  # compiled templates add them to every call in a loop or block
             kwargs.pop(internal, None)
+        if (twins := __self._twins) is not None and __obj.__name__ in _SEARCHES:
+            args = tuple(_needle(twins, one, owner) for one in args)
         if __obj.__name__ == "replace":
             return __self._replace(owner, *args, **kwargs)
         if __obj.__name__ == "join":
@@ -228,6 +239,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return checked
 
     # ------------------------------------------------------------------ pieces
+
+    @property
+    def _twins(self) -> Twins | None:
+        found: Twins | None = self._thread.twins
+        return found
+
+    def _shown(self, value: Any) -> Any:
+        """What is compared with a text of the template's."""
+        twins = self._twins
+        return value if twins is None or not isinstance(value, str) else twins.shown(value)
 
     def text_of(self, value: Any) -> str:
         """``str(value)``, paid for before it is built."""
@@ -286,6 +307,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def _replace(self, value: Any, old: str, new: str, count: int | None = None) -> str:
         text, old, new = self.text_of(value), str(old), str(new)
+        if (twins := self._twins) is not None:
+            old = twins.needle(old, text)
         found = text.count(old) if old else len(text) + 1
         self.budget.spend(len(text) + found * len(new))
         return text.replace(old, new, -1 if count is None else count)
@@ -309,7 +332,39 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """As chat templates expect it: keys in their order, nothing escaped for HTML."""
         self._pay_for(value)
         indent = None if indent is None else max(0, min(int(indent), 16))
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+        return text if not ensure_ascii or text.isascii() else _NO_ASCII.sub(self._escaped, text)
+
+    def _escaped(self, match: re.Match[str]) -> str:
+        """As JSON escapes it, if it is a character of the value's."""
+        twins = self._twins
+        if twins is not None and match[0] in twins.characters:
+            return match[0]
+        return json.dumps(match[0])[1:-1]
+
+
+# Methods of texts that look for what they are given.
+_SEARCHES = frozenset(
+    {"count", "endswith", "find", "index", "lstrip", "partition", "removeprefix", "removesuffix", "rfind", "rindex"}
+    | {"rpartition", "rsplit", "rstrip", "split", "startswith", "strip"}
+)
+
+
+def _needle(twins: Twins, value: Any, place: str) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_needle(twins, one, place) for one in value)
+    return twins.needle(value, place) if isinstance(value, str) else value
+
+
+def _show_operands(comparison: nodes.Compare) -> None:
+    """Only a text with other characters than letters can hold a twin: most comparisons are with a role's name."""
+    constants = [one.value for one in comparison.find_all(nodes.Const)]
+    if all(not isinstance(one, str) or one.isalnum() for one in constants):
+        return
+    operands: list[Any] = [comparison, *comparison.ops]
+    for operand in operands:
+        if not isinstance(operand.expr, nodes.Const):
+            operand.expr = nodes.Filter(operand.expr, "_shown", [], [], None, None, lineno=comparison.lineno)
 
 
 def _replace_children(parent: nodes.Node, kind: type[nodes.Node], replace: Callable[[Any], nodes.Node]) -> None:

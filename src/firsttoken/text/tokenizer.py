@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -17,6 +17,7 @@ from firsttoken.checkpoint.model_config import TokenizerSpec
 from firsttoken.core.errors import CheckpointError, InvalidRequest
 from firsttoken.text.boundaries import boundary_tokens
 from firsttoken.text.byte_level import token_to_bytes
+from firsttoken.text.control_tokens import ControlTokens
 from firsttoken.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from firsttoken.text.gguf_tokenizer import build_backend
 
@@ -144,6 +145,10 @@ class Tokenizer:
     def boundaries(self, gaps: Sequence[str]) -> tuple[str, ...]:
         """The tokens before which a text may be cut and tokenised in pieces; see `boundaries.boundary_tokens`."""
         return boundary_tokens(self._backend, gaps)
+
+    def control_tokens(self, writes: Collection[str] = ()) -> ControlTokens:
+        """Those that a chat template which ``writes`` these texts can make, and nobody else may."""
+        return ControlTokens(self._backend, writes)
 
     def _plain_backend(self) -> Backend:
         """The same tokenizer, blind to control tokens; built when first needed."""
