@@ -51,6 +51,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "max-prompts": ("7", "max_prompts", 7),
     "drain-s": ("2", "drain_s", 2.0),
     "prompt-templates": ('"x.jsonl"', "prompt_templates", "x.jsonl"),
+    "raw-control-tokens": ('"text"', "raw_control_tokens", "text"),
     "otlp-endpoint": ('"http://c:4318"', "otlp_endpoint", "http://c:4318"),
     "otlp-protocol": ('"grpc"', "otlp_protocol", "grpc"),
     "log-level": ('"debug"', "log_level", "debug"),

@@ -115,6 +115,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="beginnings of chats to tokenise at the start, one JSON object with messages a line; found by all callers",
     )
     group.add_argument(
+        "--raw-control-tokens",
+        choices=("parse", "text"),
+        default=absent,
+        help="what <|im_end|> and the like are in raw prompts (/v1/completions, /tokenize): control tokens or plain "
+        "text, which they always are in chats (default: parse)",
+    )
+    group.add_argument(
         "--otlp-endpoint",
         default=absent,
         metavar="URL",

@@ -279,15 +279,23 @@ class AsyncLLM:
     # --------------------------------------------------------------------- text
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, batch: int = 1, cache_salt: str = ""
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = True,
+        batch: int = 1,
+        cache_salt: str = "",
     ) -> array[int]:
         """Token ids of ``text``, made in a thread unless ``batch`` such texts, which are asked for at once, are a
-        matter of microseconds. What was tokenised for the same ``cache_salt`` lately is not again. Raises
-        `InvalidRequest`, before any work for a text that is too long to fit the model's context."""
+        matter of microseconds. Without ``parse_special`` what looks like a control token stays text. What was tokenised
+        for the same ``cache_salt`` lately is not again. Raises `InvalidRequest`, before any work for a text that is too
+        long to fit the model's context."""
         if self._admission is None:
             await self.start()
-        rendered = await self._texts().encode(text, add_special_tokens=add_special_tokens, batch=batch, salt=cache_salt)
-        return rendered.ids
+        special, parse = add_special_tokens, parse_special
+        made = self._texts().encode(text, add_special_tokens=special, parse_special=parse, batch=batch, salt=cache_salt)
+        return (await made).ids
 
     async def render_chat(
         self,

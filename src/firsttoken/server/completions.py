@@ -162,7 +162,13 @@ class CompletionRoute:
             return prompt
         with naming(name):
             llm = self._state.llm
-            return await llm.encode(prompt, add_special_tokens=special, batch=batch, cache_salt=salt)
+            return await llm.encode(
+                prompt,
+                add_special_tokens=special,
+                parse_special=self._state.parse_special,
+                batch=batch,
+                cache_salt=salt,
+            )
 
     async def _echo(self, prompt: Prompt, ids: array[int], name: str) -> str:
         if isinstance(prompt, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -28,14 +29,15 @@ class ApiKey(msgspec.Struct, frozen=True):
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of the HTTP server, under the names of the command line (``--api-key`` is ``api_keys``).
 
-    ``port`` 0 takes a free one. Without ``api_keys`` every caller is served. A key for which ``targets`` has a rule is
-    given as NAME=KEY; any other text is a key as a whole. ``max_body_bytes`` bounds a request's body (413 above it),
-    ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request. ``drain_s`` is how long
-    running requests may take to finish after SIGTERM. ``prompt_templates`` is a file of chats' beginnings that are
-    tokenised at the start (`text.prompt_templates`). ``otlp_endpoint`` is the collector to which traces and metrics
-    go, by ``otlp_protocol``; what is left out the environment may say (`observability.otlp.settings`). With
-    ``ssl_certfile`` the port speaks TLS (`server.tls`); ``ssl_keyfile`` may be left out where that file has the key.
-    """
+    ``port`` 0 takes a free one. Without ``api_keys`` every caller is served. A key for which ``targets`` has a rule
+    is given as NAME=KEY; any other text is a key as a whole. ``max_body_bytes`` bounds a request's body (413 above
+    it), ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request. ``drain_s`` is how
+    long running requests may take to finish after SIGTERM. ``prompt_templates`` is a file of chats' beginnings that
+    are tokenised at the start (`text.prompt_templates`). ``raw_control_tokens`` says what text that looks like a
+    control token is in raw prompts: "parse" makes it one, as vLLM does, and "text" leaves it text, as it always is
+    in chats. ``otlp_endpoint`` is the collector to which traces and metrics go, by ``otlp_protocol``; what is left
+    out the environment may say (`observability.otlp.settings`). With ``ssl_certfile`` the port speaks TLS
+    (`server.tls`); ``ssl_keyfile`` may be left out where that file has the key."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -45,6 +47,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_prompts: int = 128
     drain_s: float = 30.0
     prompt_templates: str | None = None
+    raw_control_tokens: Literal["parse", "text"] = "parse"
     otlp_endpoint: str | None = None
     otlp_protocol: Protocol | None = None
     ssl_certfile: str | None = None

@@ -25,6 +25,11 @@ class AppState:
         """Bytes of JSON that one prompt may take."""
         return self.config.max_prompt_bytes(self.llm.info.max_model_len)
 
+    @property
+    def parse_special(self) -> bool:
+        """Whether raw prompts have control tokens where their text looks like some."""
+        return self.config.raw_control_tokens == "parse"
+
     def check_open(self) -> None:
         """Turn new requests away before any work is done for them, once the server is draining."""
         if self.llm.is_draining:

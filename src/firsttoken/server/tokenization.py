@@ -63,7 +63,9 @@ class TokenizeRoute:
                 raise bad_request("add_generation_prompt and chat_template_kwargs need messages", "messages")
             assert prompt is not None
             special = request.add_special_tokens is not False
-            return await llm.encode(prompt, add_special_tokens=special, cache_salt=salt)
+            return await llm.encode(
+                prompt, add_special_tokens=special, parse_special=self._state.parse_special, cache_salt=salt
+            )
         if request.add_special_tokens:
             raise bad_request("add_special_tokens is not supported with messages: the template writes them", "messages")
         kwargs = check_template_kwargs(request.chat_template_kwargs)
