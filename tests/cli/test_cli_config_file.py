@@ -50,6 +50,8 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "max-messages": ("7", "max_messages", 7),
     "max-prompts": ("7", "max_prompts", 7),
     "drain-s": ("2", "drain_s", 2.0),
+    "engine-restarts": ("0", "engine_restarts", 0),
+    "engine-hung-s": ("60", "engine_hung_s", 60.0),
     "prompt-templates": ('"x.jsonl"', "prompt_templates", "x.jsonl"),
     "raw-control-tokens": ('"text"', "raw_control_tokens", "text"),
     "otlp-endpoint": ('"http://c:4318"', "otlp_endpoint", "http://c:4318"),

@@ -58,7 +58,8 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        children = [pid for thread in threads for pid in thread.read_text().split()]
         names = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
         [engine] = [pid for pid, name in names.items() if b"firsttoken.engine.process" in name]
         return engine
@@ -145,13 +146,14 @@ def test_a_real_load_is_run_again(serve, capsys):
             assert 1 / factor < ratio < factor, (name, figure)
 
 
-def test_a_killed_engine_leaves_a_recording(serve):
+def test_a_killed_engine_leaves_a_recording_and_another_takes_its_place(serve):
     server = serve()
     server.ask([3] * 50, 5)
     running = threading.Thread(target=server.ask, args=([4] * 50, 900))
     running.start()
     time.sleep(0.3)
-    os.kill(server.engine_pid, signal.SIGKILL)
+    killed = server.engine_pid
+    os.kill(killed, signal.SIGKILL)
     running.join(40)
     flight = server.flight()
     assert flight.head.reason.startswith("engine died")
@@ -159,6 +161,11 @@ def test_a_killed_engine_leaves_a_recording(serve):
     assert flight.requests[1].output_tokens > 1
     assert len(flight.steps) > 5
     assert "engine died" in [event.kind for event in flight.events]
+    while "choices" not in (again := server.ask([3] * 50, 5)):
+        assert again["error"]["code"] == "engine_restarting"
+        time.sleep(0.1)
+    assert again["usage"]["completion_tokens"] == 5
+    assert server.engine_pid != killed
     assert str(server.folder) in server.end()
 
 

@@ -288,11 +288,11 @@ async def test_a_silent_death_is_seen_without_the_channel(serve):
 
 async def test_what_could_not_be_sent_fails_and_leaves_nothing(serve):
     llm = await serve(endless)
-    llm._link.handle.client.close()
+    llm._engine.link.handle.client.close()
     generation = llm.open(PROMPT, SamplingParams())
     with pytest.raises(EngineDead):
         await asyncio.wait_for(read(generation), 1)
-    assert llm._link.live == 0
+    assert llm._engine.link.live == 0
     assert await llm.drain(1), "nothing runs"
     rendered = llm.metrics.render()
     assert b'\nfirsttoken_requests_started_total{service_class="p2"} 1.0' in rendered
@@ -318,5 +318,5 @@ async def test_three_hundred_abandoned_streams_leave_nothing(serve):
         await anext(generation)
         generation.cancel()
     await settle(llm, running=0, waiting=0, kv_used=0)
-    assert llm._link.live == 0
+    assert llm._engine.link.live == 0
     assert text_of(await read(llm.open(PROMPT, SamplingParams(max_tokens=3)))) == "aaa"

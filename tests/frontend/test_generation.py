@@ -220,7 +220,7 @@ async def test_a_normal_end_sends_no_abort(serve):
     await settle(llm, finished=1)
     await asyncio.sleep(0.15)  # a heartbeat later
     assert llm.stats.aborted == 0
-    assert llm._link.live == 0
+    assert llm._engine.link.live == 0
 
 
 async def test_a_failed_request_gives_its_text_and_then_the_reason(serve):

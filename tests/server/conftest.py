@@ -13,12 +13,14 @@ import pytest
 
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.engine.stub import StubEngine
-from firsttoken.frontend.async_llm import AsyncLLM
+from firsttoken.frontend.async_llm import NO_RESTARTS, AsyncLLM
+from firsttoken.frontend.restarts import RestartPolicy
 from firsttoken.server.app import build_app
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.run import _Uvicorn, _uvicorn_config
 from firsttoken.text.chat_template import ChatTemplate
 from tests.support.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
+from tests.support.stub_process import Server
 
 END = EOS
 TEMPLATE = (
@@ -164,17 +166,30 @@ class Client:
 
 @pytest.fixture
 def make_client(tokenizer):
-    """``async with make_client(script, config, **stub options) as client``."""
+    """``async with make_client(script, config, **stub options) as client``; a restarted engine takes 0.1 s."""
 
     @asynccontextmanager
-    async def make(script=None, config: ServerConfig | None = None, *, generation=None, template=TEMPLATE, **options):
-        engine = StubEngine(script or say("Hello, world!"), **{"vocab_size": VOCAB_SIZE, **options})
+    async def make(
+        script=None,
+        config: ServerConfig | None = None,
+        *,
+        generation=None,
+        template=TEMPLATE,
+        restarts: RestartPolicy = NO_RESTARTS,
+        **options,
+    ):
+        def launch(**other) -> StubEngine:
+            return StubEngine(script or say("Hello, world!"), **{"vocab_size": VOCAB_SIZE, **options, **other})
+
+        engine = launch()
         llm = AsyncLLM(
             engine,
             tokenizer=tokenizer,
             chat_template=ChatTemplate(template) if template else None,
             generation_config=generation or GenerationConfig(eos_token_ids=(END,)),
             model_name="stub",
+            launch_engine=lambda: launch(start_s=0.1),
+            restarts=restarts,
         )
         await llm.start()
         try:
@@ -210,3 +225,17 @@ def serve_http():
             await task
 
     return serve
+
+
+@pytest.fixture
+def start():
+    """``start(**config)`` gives a serving process."""
+    servers: list[Server] = []
+
+    def make(**config) -> Server:
+        servers.append(Server(**config))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.end()

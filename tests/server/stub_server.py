@@ -11,7 +11,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from firsttoken.core.request import EngineRequest
-from firsttoken.engine.stub import StubEngine
+from firsttoken.engine.stub import Fault, StubEngine
 from firsttoken.frontend.async_llm import AsyncLLM
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.run import run_server
@@ -19,8 +19,15 @@ from firsttoken.text.chat_template import ChatTemplate
 from tests.support.byte_tokenizer import GENERATION, TEMPLATE, VOCAB_SIZE, byte_tokenizer
 
 
-def forever(request: EngineRequest) -> list[int]:
+def script(request: EngineRequest) -> list[int | Fault]:
+    """As many x as it wants; a prompt that begins with "!" is the engine's death after two."""
+    if request.prompt[0] == ord("!"):
+        return [ord("x"), ord("x"), Fault(fatal=True, silent=True)]
     return [ord("x")] * request.max_tokens
+
+
+def engine(start_s: float = 0.0) -> StubEngine:
+    return StubEngine(script, vocab_size=VOCAB_SIZE, step_s=0.01, start_s=start_s)
 
 
 async def launch() -> AsyncLLM:
@@ -28,20 +35,19 @@ async def launch() -> AsyncLLM:
         tokenizer = byte_tokenizer(Path(folder))
     print("launching", flush=True)
     llm = AsyncLLM(
-        StubEngine(
-            lambda request: [ord("x")] * request.max_tokens,
-            vocab_size=VOCAB_SIZE,
-            step_s=0.01,
-            start_s=float(sys.argv[2]),
-        ),
+        engine(float(sys.argv[2])),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(TEMPLATE),
         generation_config=GENERATION,
         model_name="stub",
+        launch_engine=engine,
+        restarts=CONFIG.restart_policy(),
     )
     await llm.start()
     return llm
 
 
+CONFIG = msgspec.json.decode(sys.argv[1], type=ServerConfig)
+
 if __name__ == "__main__":
-    sys.exit(run_server(msgspec.json.decode(sys.argv[1], type=ServerConfig), launch))
+    sys.exit(run_server(CONFIG, launch))

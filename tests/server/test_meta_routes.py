@@ -55,7 +55,7 @@ async def test_metrics(client):
 
 
 async def test_healthy(client):
-    for path in ("/health", "/health/live", "/health/ready"):
+    for path in ("/health", "/ping", "/health/live", "/health/ready"):
         assert ((await client.get(path)).status, (await client.get(path)).json) == (200, {"status": "idle"})
     progress = (await client.get("/health/progress")).json
     assert progress["state"] == "idle"
@@ -98,7 +98,8 @@ async def test_draining(make_client):
             assert int(refused.headers["retry-after"]) > 0
         assert (await client.get("/health/live")).status == 200
         ready = await client.get("/health/ready")
-        assert (ready.status, ready.json) == (503, {"status": "draining"})
+        assert (ready.status, ready.json["status"], ready.json["running"]) == (503, "draining", 1)
+        assert 8 < ready.json["left_s"] <= 10
         await asyncio.wait_for(call.task, 10)
         assert call.reply.events[-1] == "[DONE]"
         assert await drain

@@ -14,20 +14,6 @@ import pytest
 from firsttoken.core.errors import ConfigError
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.run import run_server
-from tests.support.stub_process import Server
-
-
-@pytest.fixture
-def start():
-    servers: list[Server] = []
-
-    def make(**config) -> Server:
-        servers.append(Server(**config))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.end()
 
 
 def test_the_start_is_told_and_the_line_works(start):

@@ -16,6 +16,7 @@ from firsttoken.cli.options import (
     add_log_level,
     add_model_argument,
     engine_args,
+    natural_int,
     port,
     positive_int,
     size,
@@ -107,6 +108,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=absent,
         metavar="SECONDS",
         help="how long running answers may take to finish when stopping (default: 30)",
+    )
+    group.add_argument(
+        "--engine-restarts",
+        type=natural_int,
+        default=absent,
+        metavar="N",
+        help="how often within five minutes an engine that died is started again, before the server ends (default: 3)",
+    )
+    group.add_argument(
+        "--engine-hung-s",
+        type=float,
+        default=absent,
+        metavar="SECONDS",
+        help="an engine that says nothing, or ends no step, for so long is killed and counts as dead (default: 120)",
     )
     group.add_argument(
         "--prompt-templates",

@@ -18,7 +18,8 @@ from firsttoken.core.service import CLASS_NAMES
 _RAMP = " ▁▂▃▄▅▆▇█"
 _CLASS_STYLES = {"p0": "dark_orange3", "p1": "blue", "p2": "cyan"}
 _KIND_STYLES = {"decode": "blue", "prefill": "yellow", "mixed": "magenta"}
-_STATE_STYLES = {"idle": "green", "busy": "green", "draining": "yellow", "stuck": "bold red", "dead": "bold red"}
+_STATE_STYLES = {"idle": "green", "busy": "green", "draining": "yellow", "restarting": "yellow"}
+_BAD_STYLE = "bold red"  # stuck, dead, not connected
 _LEVELS = ("p50", "p95", "p99")
 _LABEL = 10
 _WIDE, _NARROW = 110, 76
@@ -55,7 +56,7 @@ def _head(state: LiveState, width: int, *, connected: bool) -> Text:
     health = frame["state"] if connected else "not connected"
     clock = time.strftime("%H:%M:%S", time.localtime(frame["unix_ms"] / 1e3))
     text = Text("firsttoken ", style="bold")
-    text.append(health, style=_STATE_STYLES.get(health, "bold red"))
+    text.append(health, style=_STATE_STYLES.get(health, _BAD_STYLE))
     if engine:
         text.append(f"  {engine['model']} on {engine['device']}, {engine['dtype']}", style="default not bold")
     text.truncate(max(width - len(clock) - 1, 0), overflow="ellipsis", pad=True)

@@ -66,9 +66,20 @@ class ConfigError(FirstTokenError, ValueError):
 
 
 class EngineDead(FirstTokenError):
-    """The engine stopped; no request can be served until it is started again."""
+    """The engine stopped, and the request ended with it. ``retry_after_s``: in so many seconds (1 or more) another one
+    should be there; None where none will come."""
 
     code = "engine_dead"
+
+    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineRestarting(EngineDead):
+    """There is no engine just now, and one is being started; HTTP answers 503 with Retry-After."""
+
+    code = "engine_restarting"
 
 
 class EngineDraining(FirstTokenError):

@@ -57,6 +57,10 @@ class Admission:
         self._ids = itertools.count(1)
         self._random = random.Random(seed)
 
+    def renew(self, info: EngineInfo) -> None:
+        """Another engine takes the place of the one before; ids and seeds go on."""
+        self._info = info
+
     def admit(
         self,
         prompt: array[int],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -12,25 +11,25 @@ from typing import Any
 
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.core.cache_hint import CacheHint, retention_of
-from firsttoken.core.clock import now_ns
+from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.engine_args import EngineArgs
-from firsttoken.core.errors import EngineDead, EngineDraining, InvalidRequest
+from firsttoken.core.errors import ConfigError, EngineDead, EngineDraining, InvalidRequest
 from firsttoken.core.outputs import RequestOutput
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import DEFAULT_TERMS, Terms, class_named, deadline_after
-from firsttoken.core.step_record import StepRecord
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.ended import Door, counting_errors, ended_request
 from firsttoken.frontend.gaps import GapSources
 from firsttoken.frontend.generation import Generation
-from firsttoken.frontend.link import EngineLink
+from firsttoken.frontend.keeper import EngineKeeper, Launch
 from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
 from firsttoken.frontend.prompts import Prompt, split_prompt
+from firsttoken.frontend.restarts import RestartPolicy
 from firsttoken.frontend.texts import text_pool
 from firsttoken.observability.flight import FlightRecorder
-from firsttoken.observability.health import Health, Progress
+from firsttoken.observability.health import Health
 from firsttoken.observability.metrics import FrontendMetrics
 from firsttoken.observability.prompt_cache import PromptCacheCollector
 from firsttoken.observability.recent import RecentRequests
@@ -45,12 +44,7 @@ from firsttoken.transport.messages import EngineInfo, EngineStats
 
 __all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]
 
-log = logging.getLogger(__name__)
-
-# How often the engine's process is looked at, besides its channel: bounds how long a silent death can go unseen.
-_WATCH_S = 0.3
-_STOP_S = 5.0
-_STOP_STARTING_S = 0.1
+NO_RESTARTS = RestartPolicy()
 
 
 class AsyncLLM:
@@ -58,6 +52,9 @@ class AsyncLLM:
 
     Made by `launch` (starts an engine), by `from_engine_args` (starts it on first use, as vLLM's
     ``AsyncLLMEngine``), or around a started engine: ``AsyncLLM(handle, tokenizer=...)`` and ``await start()``.
+
+    An engine that dies takes the running requests with it (`EngineDead`). By ``restarts`` another is started, by
+    ``launch_engine`` where there is no model to start it for, and requests raise `EngineRestarting` until it is ready.
     """
 
     def __init__(
@@ -72,6 +69,8 @@ class AsyncLLM:
         seed: int | None = None,
         text_workers: int = 2,
         prompt_templates: Sequence[PromptTemplate] = (),
+        launch_engine: Launch | None = None,
+        restarts: RestartPolicy = NO_RESTARTS,
     ) -> None:
         if isinstance(handle, str | EngineArgs):
             raise TypeError(
@@ -89,16 +88,15 @@ class AsyncLLM:
         self._text_workers = text_workers
         self._prompt_templates = prompt_templates
         self._args: EngineArgs | None = None
-        self._in_process = False
-        self._link: EngineLink | None = None if handle is None else EngineLink(handle)
+        self._engine = EngineKeeper(self.metrics, self.steps, self.flight, launch_engine, restarts)
+        self._engine.on_ready = self._on_ready
+        if handle is not None:
+            self._engine.take(handle)
         self._pool: TextPool | None = None
         self._admission: Admission | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
         self._named: dict[str, list[Generation]] = {}
-        self._idle = asyncio.Event()
-        self._progress = Progress(now_ns())
-        self._draining = False
+        self._drain_until_ns = 0
         self._closed = False
 
     # -------------------------------------------------------------------- start
@@ -113,6 +111,7 @@ class AsyncLLM:
         tokenizer: Tokenizer | None = None,
         text_workers: int = 2,
         prompt_templates: Sequence[PromptTemplate] = (),
+        restarts: RestartPolicy = NO_RESTARTS,
     ) -> AsyncLLM:
         """Start an engine in a process of its own, or on a thread of this one, and wait until it is ready. ``handle``
         is the engine of ``args`` when it has been started already; ``prompt_templates`` are beginnings of chats that
@@ -127,9 +126,10 @@ class AsyncLLM:
             tokenizer=tokenizer,
             text_workers=text_workers,
             prompt_templates=prompt_templates,
+            restarts=restarts,
         )
         if handle is not None:
-            llm._link = EngineLink(handle)
+            llm._engine.take(handle)
         try:
             await llm.start()
         except BaseException:
@@ -146,13 +146,24 @@ class AsyncLLM:
         tokenizer: Tokenizer | None = None,
         text_workers: int = 2,
         prompt_templates: Sequence[PromptTemplate] = (),
+        restarts: RestartPolicy = NO_RESTARTS,
     ) -> AsyncLLM:
         """As `launch`, but the engine starts on the first `generate`, `encode`, `render_chat` or `start`.
 
-        Requests that bring no seed draw theirs from a generator that starts at ``args.seed``.
+        Requests that bring no seed draw theirs from a generator that starts at ``args.seed``. Raises `ConfigError` for
+        restarts of an engine in this process: what a thread has left behind nobody can clear away.
         """
-        llm = cls(tokenizer=tokenizer, seed=args.seed, text_workers=text_workers, prompt_templates=prompt_templates)
-        llm._args, llm._in_process = args, in_process
+        if in_process and restarts.limit:
+            raise ConfigError("an engine on a thread of this process cannot be started again: leave restarts out")
+        llm = cls(
+            tokenizer=tokenizer,
+            seed=args.seed,
+            text_workers=text_workers,
+            prompt_templates=prompt_templates,
+            launch_engine=lambda: _start_engine(args, in_process),
+            restarts=restarts,
+        )
+        llm._args = args
         llm.flight.write_for(args)
         return llm
 
@@ -166,29 +177,18 @@ class AsyncLLM:
 
     async def _start(self) -> None:
         try:
+            await self._engine.launched()
+            if self._closed:  # shut down meanwhile, when there was no engine yet to stop
+                await self._engine.stop(started=False)
+                raise EngineDead("the engine was shut down while it started")
             if self._args is not None:
-                if self._link is None:
-                    self._link = EngineLink(await asyncio.to_thread(_start_engine, self._args, self._in_process))
-                if self._closed:  # shut down meanwhile, when there was no engine yet to stop
-                    await asyncio.to_thread(self._link.handle.stop, _STOP_STARTING_S)
-                    raise EngineDead("the engine was shut down while it started")
                 self._text = await asyncio.to_thread(load_text, self._args, tokenizer=self._text.tokenizer)
-            if self._link is None:
-                raise RuntimeError("AsyncLLM needs a started engine's handle: use AsyncLLM.launch(EngineArgs(...))")
             if self.tokenizer is not None:  # while the engine loads
                 await asyncio.to_thread(self._make_pool, self.tokenizer)
-            info = await self._connect(self._link)
+            await self._engine.start()
         except BaseException:
             await self.shutdown()
             raise
-        if not self._text.name:
-            self._text = ModelText(info.model, self.tokenizer, self.chat_template, self.generation_config)
-        self.metrics.set_info(info, self.model_name)
-        if self._pool is not None:
-            self._pool.limit_to(info.max_model_len)
-        self._admission = Admission(
-            info, self.generation_config, has_tokenizer=self.tokenizer is not None, seed=self._seed
-        )
 
     def _make_pool(self, tokenizer: Tokenizer) -> None:
         self._pool = text_pool(
@@ -200,47 +200,38 @@ class AsyncLLM:
         if self._pool.cache is not None:
             self.metrics.registry.register(PromptCacheCollector(self._pool.cache.stats))
 
-    async def _connect(self, link: EngineLink) -> EngineInfo:
-        link.on_stats, link.on_dead, link.on_idle = self._on_stats, self._on_dead, self._idle.set
-        link.on_kv, link.on_steps = self.metrics.update_kv, self._on_steps
-        link.flight = self.flight
-        self._idle.set()
-        link.listen()
-        self._watch = asyncio.create_task(self._watch_engine(link))
-        if link.handle.pid is not None:
-            self.metrics.watch_engine_process(link.handle.pid)
-        info = self.flight.info = await asyncio.wrap_future(link.ready)
-        self._progress = Progress(now_ns())
-        return info
-
-    def _on_stats(self, stats: EngineStats) -> None:
-        self.metrics.update(stats)
-        self._progress.update(stats)
-
-    def _on_steps(self, records: list[StepRecord]) -> None:
-        self.steps.add(records)
-        self.metrics.take_steps(records)
-
-    def _on_dead(self) -> None:
-        self._progress.gone()
-        self.metrics.engine_gone()
+    def _on_ready(self, info: EngineInfo) -> None:
+        """An engine is: the first, or one that takes a dead one's place."""
+        if not self._text.name:
+            self._text = ModelText(info.model, self.tokenizer, self.chat_template, self.generation_config)
+        self.metrics.set_info(info, self.model_name)
+        if self._pool is not None:
+            self._pool.limit_to(info.max_model_len)
+        if self._admission is None:
+            self._admission = Admission(
+                info, self.generation_config, has_tokenizer=self.tokenizer is not None, seed=self._seed
+            )
+        else:
+            self._admission.renew(info)
 
     # --------------------------------------------------------------- properties
 
     @property
     def info(self) -> EngineInfo:
-        """What the started engine said of itself."""
-        return self._started().ready.result()
+        """What the engine said of itself. Raises `EngineRestarting`, `EngineDead` while there is none."""
+        self._engine.living()
+        assert self._engine.info is not None
+        return self._engine.info
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's latest gauges and totals."""
-        return EngineStats() if self._link is None else self._link.stats
+        """The latest gauges of the engine, and its totals on top of those of the engines before it."""
+        return self.metrics.stats
 
     @property
     def kv_report(self) -> KVReport | None:
-        """The latest of the KV cache's totals; None before the first."""
-        return None if self._link is None else self._link.kv
+        """The latest of the KV cache's totals, the same way; None before the first."""
+        return self.metrics.kv
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -261,20 +252,35 @@ class AsyncLLM:
 
     @property
     def is_draining(self) -> bool:
-        return self._draining
+        return self._drain_until_ns > 0
+
+    @property
+    def drain_left_s(self) -> float:
+        """How long running requests may still take."""
+        return max(self._drain_until_ns - now_ns(), 0) / NS_PER_S
 
     @property
     def errored(self) -> bool:
-        """True once the engine has died."""
-        return self._link is not None and self._link.error is not None
+        """True while there is no engine: it has died."""
+        return self.error is not None
+
+    @property
+    def error(self) -> EngineDead | None:
+        """Why there is none, an `EngineRestarting` if another is being started."""
+        return None if self._admission is None else self._engine.error
 
     @property
     def is_running(self) -> bool:
         return self._admission is not None and not self.errored
 
     def progress(self) -> Health:
-        """Whether the engine is idle, busy, stuck or dead, with the ages of its last signs."""
-        return self._progress.check(now_ns())
+        """Whether the engine is idle, busy, stuck, dead or being started again, with the ages of its last signs."""
+        return self._engine.progress()
+
+    async def lost(self) -> str:
+        """Waits until the engine is dead and none will take its place; returns why."""
+        await self._engine.lost.wait()
+        return str(self.error)
 
     # --------------------------------------------------------------------- text
 
@@ -342,9 +348,9 @@ class AsyncLLM:
         ``prompt`` is uint32 token ids. ``timeline`` holds what was stamped on the way here. The caller must read the
         `Generation` to its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`, `EngineDead`.
         """
-        link = self._started()
+        link = self._engine.living()
         assert self._admission is not None
-        if self._draining:
+        if self.is_draining:
             raise EngineDraining("the server is shutting down and takes no new requests: try another one")
         if timeline is None:
             timeline = Timeline()
@@ -361,8 +367,7 @@ class AsyncLLM:
             timeline=timeline,
             sources=GapSources(self.steps, self.recent, link),
         )
-        self._idle.clear()
-        self._progress.submitted(now_ns())
+        self._engine.submitted()
         try:
             link.submit(requests, generation)
         except EngineDead as error:
@@ -434,37 +439,37 @@ class AsyncLLM:
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no new requests from now on and wait for the running ones; True when none is left."""
-        self._draining = True
-        if self._link is None:
+        self._drain_until_ns = now_ns() + int(timeout_s * NS_PER_S)
+        self._engine.stay_away()
+        link = self._engine.link
+        if link is None:
             return True
-        self.flight.event("draining", f"{self._link.live} requests run")
+        self.flight.event("draining", f"{link.live} requests run")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
-        return self._link.live == 0
+            await asyncio.wait_for(self._engine.idle.wait(), timeout_s)
+        return link.live == 0
 
     async def shutdown(self) -> None:
         """Stop the engine; whatever still runs raises `EngineDead`. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        if self._watch is not None:
-            self._watch.cancel()
         if self._pool is not None:
             self._pool.close()
-        if self._link is not None:
-            self._link.fail("it was shut down", asked=True)
+        self._engine.stay_away()
+        link = self._engine.link
+        if link is not None:
+            link.fail("it was shut down", asked=True)
         await self._end_start()
-        if self._link is not None:
-            # An engine that is still starting does not look at its messages, and has nothing to finish.
-            patience = _STOP_S if self._admission is not None else _STOP_STARTING_S
-            await asyncio.to_thread(self._link.handle.stop, patience)
+        if link is not None:
+            await self._engine.stop(started=self._admission is not None)
             await asyncio.to_thread(self.flight.close)
 
     async def _end_start(self) -> None:
         """A start under way ends, with what its link was told or, when it has no engine yet, as cancelled."""
         if self._starting is None or self._starting is asyncio.current_task():
             return
-        if self._link is None:
+        if self._engine.link is None:
             self._starting.cancel()
         await asyncio.wait([self._starting])
         if not self._starting.cancelled():
@@ -476,18 +481,6 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
-
-    def _started(self) -> EngineLink:
-        if self._link is None or self._admission is None:
-            raise RuntimeError("AsyncLLM is not started: await its start() first")
-        if self._link.error is not None:
-            raise EngineDead(str(self._link.error))
-        return self._link
-
-    async def _watch_engine(self, link: EngineLink) -> None:
-        while link.error is None:
-            await asyncio.sleep(_WATCH_S)
-            link.check()
 
 
 def _start_engine(args: EngineArgs, in_process: bool) -> EngineHandle:

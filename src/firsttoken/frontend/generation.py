@@ -237,7 +237,7 @@ class Generation:
 
     def die(self, error: EngineDead) -> None:
         self._live.clear()
-        self._fail(EngineDead(str(error)))
+        self._fail(EngineDead(str(error), error.retry_after_s))
 
     def part(self, request_id: int, last: RequestDelta | None) -> None:
         index = self.engine_ids.index(request_id)

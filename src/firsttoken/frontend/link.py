@@ -79,6 +79,7 @@ class EngineLink:
         self.on_kv: Callable[[KVReport], None] = _ignore
         self.on_steps: Callable[[list[StepRecord]], None] = _ignore
         self.on_dead: Callable[[], None] = _nothing
+        self.back_in_s: Callable[[], int | None] = _never  # asked at its death: until another takes its place
         self.flight: FlightRecorder | None = None
         self._sinks: dict[int, Sink] = {}
         self._parting: dict[int, Leaver] = {}  # aborted, and the engine's last word has not come
@@ -192,7 +193,7 @@ class EngineLink:
         if self.error is not None:
             return
         self._deliver_later(len(self._later))
-        self.error = EngineDead(f"the engine stopped: {why}")
+        self.error = EngineDead(f"the engine stopped: {why}", None if asked else self.back_in_s())
         unasked = self.ready.done() and not asked  # it had started
         if unasked:
             logger.error("%s; requests that ended with it: %d", self.error, len(self._sinks))
@@ -322,6 +323,10 @@ def _refusal(failed: Failed) -> FirstTokenError | None:
 
 def _nothing() -> None:
     """The default for callbacks that nobody set."""
+
+
+def _never() -> None:
+    """The same, where it asks."""
 
 
 def _ignore(_: object) -> None:

@@ -5,7 +5,8 @@
 | ``idle`` | no work, and the loop turns |
 | ``busy`` | work, and a step ended (or the work began) less than ``stuck_after_s`` ago |
 | ``stuck`` | work but no step ended for ``stuck_after_s``; or no heartbeat for as long: the loop does not turn |
-| ``dead`` | the engine is gone, or has not been heard of for ``dead_after_s`` |
+| ``dead`` | the engine is gone, or ``stuck`` has lasted until ``dead_after_s`` |
+| ``restarting`` | it was dead, and another one is being started |
 
 A long step is not stuck until the limit has passed, counted from the later of the last step's end and the moment
 the work began: an engine that idled for an hour is not stuck when a request arrives.
@@ -21,7 +22,7 @@ import msgspec
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S
 from firsttoken.transport.messages import EngineStats
 
-State = Literal["idle", "busy", "stuck", "dead"]
+State = Literal["idle", "busy", "stuck", "dead", "restarting"]
 
 STUCK_AFTER_S = 30.0
 DEAD_AFTER_S = 120.0
@@ -30,13 +31,14 @@ DEAD_AFTER_S = 120.0
 @dataclass(frozen=True, slots=True)
 class Health:
     """One look at the engine. ``heartbeat_age_ms``: since the loop last turned; ``step_age_ms``: since a step last
-    ended, None before the first one."""
+    ended, None before the first one; ``restarts``: how many times another engine has taken a dead one's place."""
 
     state: State
     heartbeat_age_ms: float
     step_age_ms: float | None
     running: int
     waiting: int
+    restarts: int = 0
 
 
 class Progress:
@@ -76,16 +78,17 @@ class Progress:
         # What it held is gone with it.
         self._stats = msgspec.structs.replace(self._stats, running=0, waiting=0)
 
-    def check(self, now_ns: int) -> Health:
-        """The state at ``now_ns``."""
+    def check(self, now_ns: int, *, restarting: bool = False, restarts: int = 0) -> Health:
+        """The state at ``now_ns``. ``restarting``: another engine is being started."""
         stats = self._stats
         silent = max(now_ns - stats.heartbeat_ns, 0)
         return Health(
-            state=self._state(now_ns, silent),
+            state="restarting" if restarting else self._state(now_ns, silent),
             heartbeat_age_ms=silent / NS_PER_MS,
             step_age_ms=max(now_ns - stats.last_step_ns, 0) / NS_PER_MS if stats.last_step_ns else None,
             running=stats.running,
             waiting=stats.waiting,
+            restarts=restarts,
         )
 
     def _state(self, now_ns: int, silent: int) -> State:
@@ -94,4 +97,7 @@ class Progress:
         if self._work_since is None:
             return "idle" if silent <= self._stuck_after_ns else "stuck"
         moved = max(self._stats.last_step_ns, self._work_since)
-        return "busy" if now_ns - moved <= self._stuck_after_ns else "stuck"
+        still = now_ns - moved
+        if still > self._dead_after_ns:
+            return "dead"
+        return "busy" if still <= self._stuck_after_ns else "stuck"

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -26,6 +25,7 @@ from firsttoken.observability.live import ClassWindow, LiveWindows
 from firsttoken.observability.request_metrics import RequestMetrics
 from firsttoken.observability.self_check import self_check_families
 from firsttoken.observability.step_metrics import StepMetrics
+from firsttoken.observability.totals import Totals
 from firsttoken.observability.vllm_metrics import VLLMCollector
 from firsttoken.transport.kv_report import KVReport
 from firsttoken.transport.messages import ClassStats, EngineInfo, EngineStats, StepTimeErrors
@@ -50,10 +50,20 @@ class EngineCollector(Collector):
     """Turns the latest `EngineStats` into metric families at scrape time."""
 
     def __init__(self) -> None:
-        self.stats = EngineStats()
+        self.totals = Totals()
         self.info: EngineInfo | None = None
         self.model_name = ""  # under which it is served
-        self.kv: KVReport | None = None
+        self.up = False
+        self.deaths = 0
+        self.restarts = 0
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.totals.stats
+
+    @property
+    def kv(self) -> KVReport | None:
+        return self.totals.kv
 
     def collect(self) -> Iterator[Metric]:
         # One read of the reference: a scrape in another thread sees one consistent set of numbers.
@@ -65,6 +75,7 @@ class EngineCollector(Collector):
         kv = self.kv
         if kv is not None:
             yield from kv_families(kv)
+        yield from _lives(self.up, self.deaths, self.restarts)
         if self.info is not None:
             yield _info(self.info)
             if self.info.self_check is not None:
@@ -123,6 +134,7 @@ class FrontendMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self._engine = EngineCollector()
+        self._engine_pid: int | None = None
         self.registry.register(self._engine)
         ProcessCollector(registry=self.registry)
         ttft = self._histogram(
@@ -197,27 +209,38 @@ class FrontendMetrics:
 
     @property
     def stats(self) -> EngineStats:
-        """The latest stats received."""
+        """The latest that the engine said of itself, its totals on top of those of the engines before it."""
         return self._engine.stats
+
+    @property
+    def kv(self) -> KVReport | None:
+        """The same of its KV cache; None before the first."""
+        return self._engine.kv
 
     def update(self, stats: EngineStats) -> None:
         """Take over the engine's latest numbers (with every step, and with heartbeats when idle)."""
-        self._engine.stats = stats
+        self._engine.totals.update(stats)
 
     def take_steps(self, records: Sequence[StepRecord]) -> None:
         """Take the engine's records of its steps over, each once."""
         self.steps.add(records)
         self.live.ran(records)
 
-    def engine_gone(self) -> None:
-        """What the engine held is gone with it; its last gauges would say otherwise for ever."""
-        last = self.stats
-        classes = [msgspec.structs.replace(one, running=0, waiting=0) for one in last.classes]
-        self.update(msgspec.structs.replace(last, running=0, waiting=0, kv_used=0, kv_cached=0, classes=classes))
+    def engine_gone(self, *, died: bool) -> None:
+        """What the engine held is gone with it; its last gauges would say otherwise for ever. ``died``: nobody had
+        asked it to leave."""
+        self._engine.totals.gone()
+        self._engine.deaths += died and self._engine.up
+        self._engine.up = False
+
+    def engine_up(self, *, again: bool) -> None:
+        """An engine is ready; ``again``: it is not the first."""
+        self._engine.up = True
+        self._engine.restarts += again
 
     def update_kv(self, report: KVReport) -> None:
         """Take over the KV cache's latest totals."""
-        self._engine.kv = report
+        self._engine.totals.update_kv(report)
 
     def set_info(self, info: EngineInfo, model_name: str = "") -> None:
         """Publish what the engine runs, as labels of ``firsttoken_engine_info``, and the name under which the model is
@@ -237,8 +260,11 @@ class FrontendMetrics:
         }
 
     def watch_engine_process(self, pid: int) -> None:
-        """Add CPU and memory of the engine process, as ``firsttoken_engine_process_*`` (Linux only). Call once."""
-        ProcessCollector(namespace="firsttoken_engine", pid=lambda: pid, registry=self.registry)
+        """Show CPU and memory of the engine process, as ``firsttoken_engine_process_*`` (Linux only), until another
+        takes its place."""
+        if self._engine_pid is None:
+            ProcessCollector(namespace="firsttoken_engine", pid=lambda: self._engine_pid or pid, registry=self.registry)
+        self._engine_pid = pid
 
     def request_over(self, outcome: Outcome, code: str = "") -> None:
         """Count a caller's request, once, as he saw it end; ``code`` is the error's, one of few."""
@@ -349,6 +375,12 @@ def _step_time_errors(kinds: Mapping[str, StepTimeErrors]) -> Metric:
         ratio.add_metric([kind, "0.5"], errors.median)
         ratio.add_metric([kind, "0.9"], errors.p90)
     return ratio
+
+
+def _lives(up: bool, deaths: int, restarts: int) -> Iterator[Metric]:
+    yield GaugeMetricFamily("firsttoken_engine_up", "1 while there is an engine that takes requests", value=float(up))
+    yield CounterMetricFamily("firsttoken_engine_deaths", "Engines that ended without being asked to", value=deaths)
+    yield CounterMetricFamily("firsttoken_engine_restarts", "Engines that took the place of such a one", value=restarts)
 
 
 def _info(info: EngineInfo) -> Metric:

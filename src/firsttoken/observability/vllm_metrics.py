@@ -26,10 +26,14 @@ _ENGINE = "0"  # vLLM numbers the engines behind one server; here there is one
 class EngineState(Protocol):
     """The latest that is known of the engine; ``info`` is None before its start."""
 
-    stats: EngineStats
     info: EngineInfo | None
     model_name: str
-    kv: KVReport | None
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def kv(self) -> KVReport | None: ...
 
 
 class VLLMCollector(Collector):

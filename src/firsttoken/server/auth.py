@@ -16,7 +16,9 @@ from firsttoken.server.dialects import dialect_of
 from firsttoken.server.errors import ApiError
 from firsttoken.server.salts import cache_salts
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/progress", "/dashboard", "/dashboard/"})
+OPEN_PATHS = frozenset(
+    {"/health", "/health/live", "/health/ready", "/health/progress", "/ping", "/dashboard", "/dashboard/"}
+)
 # The dashboard's files, of which nothing is anybody's; its data are behind the key.
 OPEN_BELOW = "/dashboard/static/"
 

@@ -10,12 +10,16 @@ import msgspec
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.service import KeyRule, Targets
 from firsttoken.core.targets_file import KEY_NAME
+from firsttoken.frontend.restarts import RestartPolicy
+from firsttoken.observability.health import DEAD_AFTER_S
 from firsttoken.observability.otlp.settings import Protocol, check_endpoint
 
 MIB = 1 << 20
 # JSON bytes a prompt may take per token of context: far above any real text (about 4, or 24 when a client escapes
 # every character), so that only prompts that cannot fit are refused before they are parsed.
 PROMPT_BYTES_PER_TOKEN = 64
+# A step that is done for the first time may have kernels to compile, and an idle engine says nothing for half a second.
+LEAST_HUNG_S = 5.0
 
 
 class ApiKey(msgspec.Struct, frozen=True):
@@ -29,15 +33,17 @@ class ApiKey(msgspec.Struct, frozen=True):
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of the HTTP server, under the names of the command line (``--api-key`` is ``api_keys``).
 
-    ``port`` 0 takes a free one. Without ``api_keys`` every caller is served. A key for which ``targets`` has a rule
-    is given as NAME=KEY; any other text is a key as a whole. ``max_body_bytes`` bounds a request's body (413 above
-    it), ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request. ``drain_s`` is how
-    long running requests may take to finish after SIGTERM. ``prompt_templates`` is a file of chats' beginnings that
-    are tokenised at the start (`text.prompt_templates`). ``raw_control_tokens`` says what text that looks like a
-    control token is in raw prompts: "parse" makes it one, as vLLM does, and "text" leaves it text, as it always is
-    in chats. ``otlp_endpoint`` is the collector to which traces and metrics go, by ``otlp_protocol``; what is left
-    out the environment may say (`observability.otlp.settings`). With ``ssl_certfile`` the port speaks TLS
-    (`server.tls`); ``ssl_keyfile`` may be left out where that file has the key."""
+    ``port`` 0 takes a free one. Without ``api_keys`` every caller is served. A key for which ``targets`` has a rule is
+    given as NAME=KEY; any other text is a key as a whole. ``max_body_bytes`` bounds a request's body (413 above it),
+    ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request. ``drain_s`` is how long
+    running requests may take to finish after SIGTERM. An engine that dies is started again ``engine_restarts`` times
+    within five minutes at most, and one that says nothing for ``engine_hung_s`` seconds counts as dead.
+    ``prompt_templates`` is a file of chats' beginnings that are tokenised at the start (`text.prompt_templates`).
+    ``raw_control_tokens`` says what text that looks like a control token is in raw prompts: "parse" makes it one, as
+    vLLM does, and "text" leaves it text, as it always is in chats. ``otlp_endpoint`` is the collector to which traces
+    and metrics go, by ``otlp_protocol``; what is left out the environment may say (`observability.otlp.settings`). With
+    ``ssl_certfile`` the port speaks TLS (`server.tls`); ``ssl_keyfile`` may be left out where that file has the key.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -46,6 +52,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_messages: int = 4096
     max_prompts: int = 128
     drain_s: float = 30.0
+    engine_restarts: int = 3
+    engine_hung_s: float = DEAD_AFTER_S
     prompt_templates: str | None = None
     raw_control_tokens: Literal["parse", "text"] = "parse"
     otlp_endpoint: str | None = None
@@ -63,6 +71,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s must be a number of seconds, 0 or more, got {self.drain_s}")
+        if self.engine_restarts < 0:
+            raise ConfigError(f"engine_restarts must be 0 or more, got {self.engine_restarts}")
+        if not LEAST_HUNG_S <= self.engine_hung_s < math.inf:
+            raise ConfigError(
+                f"engine_hung_s must be a number of seconds, {LEAST_HUNG_S:g} or more (a step may take long without "
+                f"being stuck), got {self.engine_hung_s:g}"
+            )
         check_endpoint(self.otlp_endpoint)
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigError(
@@ -82,6 +97,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"the targets have a rule for a key called {name!r:.80}, but there is no such key: "
                     f"give --api-key {name:.80}=KEY, or take the rule out"
                 )
+
+    def restart_policy(self) -> RestartPolicy:
+        return RestartPolicy(limit=self.engine_restarts, hung_after_s=self.engine_hung_s)
 
     def named_keys(self) -> list[ApiKey]:
         """The keys with their names and rules."""

@@ -10,6 +10,7 @@ from firsttoken.core.errors import (
     DeadlineExceeded,
     EngineDead,
     EngineDraining,
+    EngineRestarting,
     FirstTokenError,
     InvalidRequest,
     Overloaded,
@@ -77,9 +78,9 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def unavailable(message: str, code: str, outcome: Outcome = "failed") -> ApiError:
+def unavailable(message: str, code: str, outcome: Outcome = "failed", retry_after_s: int = RETRY_AFTER_S) -> ApiError:
     """A 503 that says when to come back."""
-    retry = [(b"retry-after", str(RETRY_AFTER_S).encode())]
+    retry = [(b"retry-after", str(retry_after_s).encode())]
     return ApiError(503, message, type_="service_unavailable", code=code, headers=retry, outcome=outcome)
 
 
@@ -104,7 +105,7 @@ def as_api_error(exc: BaseException) -> ApiError:
         message = "The server is shutting down and takes no new requests."
         return unavailable(message, exc.code or "", outcome=exc.outcome)
     if isinstance(exc, EngineDead):
-        return unavailable(f"{_sentence(str(exc))}. The server must be started again.", exc.code or "")
+        return _engine_dead(exc)
     if isinstance(exc, Overloaded):
         return overloaded(exc)
     if isinstance(exc, DeadlineExceeded):
@@ -113,6 +114,15 @@ def as_api_error(exc: BaseException) -> ApiError:
         return ApiError(500, str(exc), type_="server_error", code=exc.code)
     logger.error("a request failed unexpectedly", exc_info=exc)
     return ApiError(500, "The server failed to handle the request; its log says why.", type_="server_error")
+
+
+def _engine_dead(error: EngineDead) -> ApiError:
+    what = _sentence(str(error))
+    if error.retry_after_s is None:
+        return unavailable(f"{what}. The server must be started again.", error.code or "")
+    what += ". It is being started again" + ("" if isinstance(error, EngineRestarting) else ", without this request")
+    advice = f"send the request again in {error.retry_after_s} s"
+    return unavailable(f"{what}: {advice}.", error.code or "", retry_after_s=error.retry_after_s)
 
 
 def _sentence(text: str) -> str:

@@ -1,7 +1,8 @@
 """From options to a serving process, and its orderly end.
 
 The first SIGTERM or SIGINT drains: running requests finish, new ones get 503, readiness fails and liveness holds. The
-second stops at once: streams get an error event. Uvicorn's own signal handling would cut the streams, so it is off.
+second stops at once: streams get an error event. Uvicorn's own signal handling would cut the streams, so it is off. An
+engine that dies is started again (`frontend.keeper`); where that does not help the process ends, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING
@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
-from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
+from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.observability.otlp.settings import OtlpSettings, resolve
 from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig
+from firsttoken.server.ending import Ending
 from firsttoken.server.exporting import exporting
 from firsttoken.server.listener import bind, listen
 from firsttoken.server.protocol import Protocol
@@ -47,7 +48,6 @@ KEEP_ALIVE_S = 75
 # What connections get to close themselves once all their calls have ended.
 CLOSE_S = 2
 LAG_EVERY_S = 0.25
-_POLL_S = 0.01
 
 
 def serve(
@@ -60,15 +60,17 @@ def serve(
 ) -> int:
     """Serve on ``listener`` (see `listener.bind`) until a signal, with the engine that was started for ``args``; the
     start is counted from ``began_ns``; ``prompt_templates`` is what the file that ``config`` names says. Returns the
-    exit code: 0, or 1 when running requests had to be cut off.
+    exit code: 0, or 1 when running requests had to be cut off or the engine was lost.
 
     Raises what `AsyncLLM.launch` raises.
     """
     from firsttoken.frontend.async_llm import AsyncLLM
 
-    return _run(
-        config, listener, lambda: AsyncLLM.launch(args, handle=handle, prompt_templates=prompt_templates), began_ns
-    )
+    def launch() -> Awaitable[AsyncLLM]:
+        restarts = config.restart_policy()
+        return AsyncLLM.launch(args, handle=handle, prompt_templates=prompt_templates, restarts=restarts)
+
+    return _run(config, listener, launch, began_ns)
 
 
 def run_server(config: ServerConfig, launch: Callable[[], Awaitable[AsyncLLM]]) -> int:
@@ -124,14 +126,18 @@ async def _serve_until_signal(
     listen(listener, config)
     app = build_app(llm, config)
     server = _Uvicorn(_uvicorn_config(app, tls))
-    ending = Ending(llm, app, server, config.drain_s)
+
+    def stop() -> None:
+        server.should_exit = True
+
+    ending = Ending(llm, app, stop, config.drain_s)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.on_signal)
     loop.add_signal_handler(signal.SIGUSR1, llm.flight.dump, "SIGUSR1")
     llm.flight.watch_collector()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    watching = asyncio.create_task(_watch_loop(llm.metrics.loop_lag))
+    watching = [asyncio.create_task(_watch_loop(llm.metrics.loop_lag)), asyncio.create_task(ending.watch_engine())]
     while not (server.started or serving.done()):  # noqa: ASYNC110  # uvicorn offers no event
         await asyncio.sleep(0.001)
     if serving.done():
@@ -142,7 +148,8 @@ async def _serve_until_signal(
     gc.freeze()
     _print_start(llm, config, listener, now_ns() - began_ns)
     await serving
-    watching.cancel()
+    for one in watching:
+        one.cancel()
     return ending.exit_code
 
 
@@ -152,7 +159,7 @@ def _once(message: str) -> Callable[[], None]:
 
     def say() -> None:
         if left:
-            _say(left.pop())
+            logger.warning(left.pop())
 
     return say
 
@@ -168,7 +175,7 @@ async def _launched(launch: Callable[[], Awaitable[AsyncLLM]]) -> AsyncLLM | Non
     except asyncio.CancelledError:
         if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # within a task
             raise
-        _say("stopped before it was ready")
+        logger.warning("stopped before it was ready")
         return None
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
@@ -209,50 +216,6 @@ def _uvicorn_config(app: FirstTokenApp, tls: ssl.SSLContext | None = None) -> uv
     return config
 
 
-class Ending:
-    """The end of a serving process: drain on the first signal, stop on the second."""
-
-    def __init__(self, llm: AsyncLLM, app: FirstTokenApp, server: uvicorn.Server, drain_s: float) -> None:
-        self._llm = llm
-        self._live = app.live
-        self._dashboard = app.dashboard
-        self._server = server
-        self._drain_s = drain_s
-        self._draining: asyncio.Task[None] | None = None
-        self._stopped = False
-        self._cut = 0
-
-    @property
-    def exit_code(self) -> int:
-        return 1 if self._cut else 0
-
-    def on_signal(self) -> None:
-        if self._draining is None:
-            _say(f"draining: {len(self._live)} running, up to {self._drain_s:g} s; a second signal stops at once")
-            self._draining = asyncio.get_running_loop().create_task(self._drain())
-        else:
-            self._stop(asked=True)
-
-    async def _drain(self) -> None:
-        deadline_ns = now_ns() + int(self._drain_s * NS_PER_S)
-        await self._llm.drain(self._drain_s)
-        # The engine is done with them; their last bytes may still be on the way.
-        while len(self._live) and now_ns() < deadline_ns:  # noqa: ASYNC110  # at most once in a process
-            await asyncio.sleep(_POLL_S)
-        self._stop(asked=False)
-
-    def _stop(self, *, asked: bool) -> None:
-        """End what still runs and say so: always when a signal asked for it, else only if something did."""
-        if self._stopped:
-            return
-        self._stopped = True
-        self._cut = self._live.end_all()
-        self._dashboard.close()
-        if asked or self._cut:
-            _say("stopped: " + ("1 request was" if self._cut == 1 else f"{self._cut} requests were") + " ended early")
-        self._server.should_exit = True
-
-
 def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, took_ns: int) -> None:
     """The address, what the start took, and a line to try."""
     host, port = listener.getsockname()[:2]
@@ -282,7 +245,3 @@ def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, t
         start_parts(took_ns / NS_PER_MS, info.start_ms),
     )
     print("\n".join(lines + try_lines(url, path, body, key=bool(config.api_keys))), flush=True)
-
-
-def _say(line: str) -> None:
-    print(f"firsttoken: {line}", file=sys.stderr, flush=True)

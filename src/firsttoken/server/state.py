@@ -31,9 +31,12 @@ class AppState:
         return self.config.raw_control_tokens == "parse"
 
     def check_open(self) -> None:
-        """Turn new requests away before any work is done for them, once the server is draining."""
+        """Turn new requests away before any work is done for them, once the server is draining, and while there is no
+        engine."""
         if self.llm.is_draining:
             raise EngineDraining("draining")
+        if (error := self.llm.error) is not None:
+            raise error
 
     def check_model(self, name: str | None) -> None:
         """A request may leave the model out; another name than the served one is a 404."""

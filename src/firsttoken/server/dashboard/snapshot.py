@@ -98,11 +98,8 @@ class Snapshots:
         return {name: dict(window) for name, window in self._windows.items()}
 
     def _error(self) -> str | None:
-        try:
-            self._llm.info  # noqa: B018  # it is the question
-        except FirstTokenError as error:
-            return str(error)
-        return None
+        error = self._llm.error
+        return None if error is None else str(error)
 
 
 def request_line(ended: EndedRequest) -> dict[str, Any]:

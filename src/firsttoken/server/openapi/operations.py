@@ -8,14 +8,15 @@ from typing import Any
 import msgspec
 
 from firsttoken.observability.health import Health, State
+from firsttoken.server.meta import Readiness
 from firsttoken.server.openapi import answers
 from firsttoken.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 
 class Status(msgspec.Struct):
-    """The state of the engine, or "draining"."""
+    """The state of the engine."""
 
-    status: State | str
+    status: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,9 @@ OPERATIONS = (
         path_parameters=(Parameter("id", "`X-Request-Id`, or the `id` of its answer.", {"type": "string"}),),
     ),
     Operation("GET", "/health", "The same as `/health/live`", "Health", Status, also=(503,)),
-    Operation("GET", "/health/live", "200 until the engine is dead", "Health", Status, also=(503,)),
-    Operation("GET", "/health/ready", "200 while new requests should be sent here", "Health", Status, also=(503,)),
+    Operation("GET", "/ping", "The same as `/health/live`, as SageMaker asks for it", "Health", Status, also=(503,)),
+    Operation("GET", "/health/live", "200 until the engine is dead for good", "Health", Status, also=(503,)),
+    Operation("GET", "/health/ready", "200 while new requests should be sent here", "Health", Readiness, also=(503,)),
     Operation("GET", "/health/progress", "The heartbeat of the engine's steps", "Health", Health, also=(503,)),
     Operation("GET", "/dashboard", "The live picture, as a page", "Dashboard", _HTML),
     Operation("GET", "/dashboard/", "To the page", "Dashboard", REDIRECT),

@@ -63,13 +63,14 @@ function engine(told) {
 
 const HEALTH = {
   dead: ["bad", (frame) => `The engine is dead${frame.error ? `: ${frame.error}` : ""}. The server must be started again; what is shown is its last.`],
+  restarting: ["bad", (frame) => `The engine is being started again${frame.error ? `: ${frame.error}` : ""}. What is shown is its last.`],
   stuck: ["bad", (frame) => `The engine is stuck: no step has ended for ${duration(frame.step_age_ms ?? frame.heartbeat_age_ms)}.`],
   draining: ["warn", () => "The server is draining: it finishes what runs and takes nothing new."],
 };
 
 function health(frame) {
   pill(frame.state, frame.state);
-  document.body.classList.toggle("stale", frame.state === "dead");
+  document.body.classList.toggle("stale", frame.state === "dead" || frame.state === "restarting");
   const [kind, text] = HEALTH[frame.state] ?? [];
   if (kind) banner(text(frame), kind, false);
   else byId("banner").hidden = true;
