@@ -155,6 +155,29 @@ async def test_what_is_not_http_gets_an_error_in_openai_shape(connect, data):
         assert (await client.complete()).status == 200
 
 
+async def test_what_cannot_be_read_is_answered_in_its_turn(connect):
+    async with connect() as (_, new):
+        connection = await new()
+        await connection.send(post() + post() + b"\x16\x03\x01 not HTTP\r\n\r\n")
+        assert [(await connection.reply())[0] for _ in range(3)] == [200, 200, 400]
+        assert await connection.reply() is None
+        connection = await new()
+        await connection.send(post() + b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n")
+        assert [(await connection.reply())[0] for _ in range(2)] == [200, 400]
+        assert await connection.reply() is None
+
+
+async def test_what_cannot_be_read_does_not_break_into_a_stream(connect):
+    async with connect(forever, step_s=0.001) as (client, new):
+        connection = await new()
+        await connection.send(post(ENDLESS.replace(b"512", b"50")))
+        await connection.until(b'"x"')
+        await connection.send(b"\0\0\0 not HTTP\r\n\r\n", b"nor this")
+        await connection.until(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert (await connection.reply())[0] == 400
+        await client.quiet()
+
+
 async def test_all_pipelined_calls_end_when_the_client_leaves(connect):
     async with connect(forever, step_s=0.002) as (client, new):
         connection = await new()

@@ -37,7 +37,8 @@ class Protocol(HttpToolsProtocol):
       read as if there were none. uvicorn would drop its body.
     - When the connection is lost all its calls hear of it, not only the newest: the one that runs may have another
       pipelined behind it.
-    - What is not HTTP gets an error in OpenAI's shape.
+    - What is not HTTP gets an error in OpenAI's shape, once what came before it is answered: in the middle of a stream,
+      or in its place, it would be taken for a part of it.
     """
 
     _calls: tuple[Exchange, ...] = ()  # those whose answer is not complete
@@ -47,6 +48,8 @@ class Protocol(HttpToolsProtocol):
     _received_ns = 0  # when the first byte of the request was read
     _declined = False  # the head that was just read offers to upgrade
     _head_timer: asyncio.TimerHandle | None = None
+    _unreadable = False  # something could not be read, and what follows it is not looked at
+    _last_word = b""  # what is said of it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -61,6 +64,8 @@ class Protocol(HttpToolsProtocol):
             call.lost()
 
     def data_received(self, data: bytes) -> None:
+        if self._unreadable:
+            return
         self._unset_keepalive_if_required()
         heading = self._heading
         try:
@@ -95,21 +100,38 @@ class Protocol(HttpToolsProtocol):
         self.data_received(b"".join([*head, b"\r\n", rest]))
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what cannot be read, and close."""
-        if self.transport.is_closing():
+        """Answer what cannot be read, when its turn has come, and close."""
+        if self.transport.is_closing() or self._unreadable:
             return
+        self._unreadable = True
         error = ApiError(400, msg, code="invalid_http")
         if max(self._head_fed, self._head_parsed) > MAX_HEAD_BYTES:
             message = f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes"
             error = ApiError(431, message, code="headers_too_large")
         body = error.body()
-        self.transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            % (error.status, _REASONS[error.status], len(body))
-            + body
-        )
-        self.transport.close()
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self._last_word = head % (error.status, _REASONS[error.status], len(body)) + body
+        self._stop_timer()
         log_unreadable(error.status)
+        newest = self._calls[-1] if self._calls else None
+        if newest is not None and newest.more_body and not newest.response_complete:
+            newest.lost()  # it is its body that cannot be read
+            if newest.response_started:
+                self._last_word = b""
+        self._say_last_word()
+
+    def _say_last_word(self) -> None:
+        """If all requests before it have been answered."""
+        if self.transport.is_closing() or any(not call.disconnected for call in self._unfinished()):
+            return
+        if self._last_word:
+            self.transport.write(self._last_word)
+        self.transport.close()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._unreadable:
+            self._say_last_word()
 
     # -------------------------------------------------------------- from the parser
 
