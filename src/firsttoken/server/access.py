@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_PATH_CHARS = 200
+_PROBES = ("/health", "/ping")
 _EVENTS = {"finished": "answered", "refused": "refused", "expired": "expired", "failed": "failed"}
 
 
@@ -71,7 +72,8 @@ async def logged(app: App, scope: Scope, receive: Receive, send: Send, request_i
     try:
         await app(scope, receive, watched)
     finally:
-        level = _level(status)
+        # Probes come all the time, and what they are told is in the log when it begins.
+        level = logging.DEBUG if scope["path"].startswith(_PROBES) else _level(status)
         if logger.isEnabledFor(level):
             _log(level, scope, status, request_id, {"total_ms": _ms(now_ns() - began)})
 
