@@ -175,6 +175,7 @@ def make_client(tokenizer):
         *,
         generation=None,
         template=TEMPLATE,
+        tokenizer=tokenizer,
         restarts: RestartPolicy = NO_RESTARTS,
         **options,
     ):

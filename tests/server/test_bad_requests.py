@@ -87,7 +87,6 @@ REFUSED = {
     "verbosity": "low",
     "service_tier": "scale",
     "store": True,
-    "parallel_tool_calls": False,
     "echo": True,
     "chat_template": "{{ messages }}",
     "continue_final_message": True,

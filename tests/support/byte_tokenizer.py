@@ -28,12 +28,12 @@ def _alphabet() -> list[str]:
     return [spelled[byte] for byte in range(256)]
 
 
-def byte_tokenizer_spec(folder: Path) -> TokenizerSpec:
-    """Writes ``tokenizer.json`` into ``folder``."""
+def byte_tokenizer_spec(folder: Path, more: tuple[str, ...] = ()) -> TokenizerSpec:
+    """Writes ``tokenizer.json`` into ``folder``; ``more`` control tokens get the ids from `VOCAB_SIZE` on."""
     backend = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(_alphabet())}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    names = ["<|bos|>", "<|eos|>", "<|eot|>"]
+    names = ["<|bos|>", "<|eos|>", "<|eot|>", *more]
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     path = folder / "tokenizer.json"
     backend.save(str(path))
@@ -42,5 +42,5 @@ def byte_tokenizer_spec(folder: Path) -> TokenizerSpec:
     )
 
 
-def byte_tokenizer(folder: Path) -> text.Tokenizer:
-    return text.Tokenizer.build(byte_tokenizer_spec(folder))
+def byte_tokenizer(folder: Path, more: tuple[str, ...] = ()) -> text.Tokenizer:
+    return text.Tokenizer.build(byte_tokenizer_spec(folder, more))

@@ -23,6 +23,7 @@ from firsttoken.cli.options import (
 )
 from firsttoken.core.errors import ConfigError
 from firsttoken.observability.logging import setup_logging
+from firsttoken.text.answer_formats import REASONING_PARSERS, TOOL_PARSERS
 
 if TYPE_CHECKING:
     from firsttoken.text.prompt_templates import PromptTemplate
@@ -148,6 +149,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("grpc", "http"),
         default=absent,
         help="how (default: what OTEL_EXPORTER_OTLP_PROTOCOL says, else http)",
+    )
+    group.add_argument(
+        "--tool-parser",
+        choices=TOOL_PARSERS,
+        default=absent,
+        help="how the model writes tool calls (default: auto, what its chat template says; none refuses tools)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=REASONING_PARSERS,
+        default=absent,
+        help="how it marks what it thinks before it answers (default: auto; none leaves it in the content)",
     )
     add_engine_options(parser)
 

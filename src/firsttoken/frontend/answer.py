@@ -36,7 +36,8 @@ class Answer:
     """The text side of one answer: detokeniser and stop scanner behind one `push`.
 
     Stop strings are looked for in text that starts after the first ``min_tokens`` tokens. An end token's own text
-    is shown only with ``include_stop_str_in_output`` (and then ``skip_special_tokens`` still applies to it).
+    is shown only with ``include_stop_str_in_output`` (and then ``skip_special_tokens`` still applies to it). ``shown``
+    are control tokens that whoever reads the text must see whatever ``skip_special_tokens`` says.
     """
 
     __slots__ = (
@@ -52,7 +53,12 @@ class Answer:
     )
 
     def __init__(
-        self, index: int, params: SamplingParams, stop_ids: Collection[int], tokenizer: Tokenizer | None
+        self,
+        index: int,
+        params: SamplingParams,
+        stop_ids: Collection[int],
+        tokenizer: Tokenizer | None,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index
         self.num_tokens = 0
@@ -63,7 +69,8 @@ class Answer:
         self._include = params.include_stop_str_in_output
         self._detokenizer = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens, continuation=True)
+            skip = params.skip_special_tokens
+            self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip, continuation=True, shown=shown)
         self._scanner = StopScanner(params.stops, self._include) if params.stops else None
 
     def push(

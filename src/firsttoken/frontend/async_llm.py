@@ -342,10 +342,12 @@ class AsyncLLM:
         request_id: str | None = None,
         timeline: Timeline | None = None,
         terms: Terms = DEFAULT_TERMS,
+        shown: frozenset[int] = frozenset(),
     ) -> Generation:
         """Send a request to the engine; its ``n`` answers go in one message and may start in the same step.
 
-        ``prompt`` is uint32 token ids. ``timeline`` holds what was stamped on the way here. The caller must read the
+        ``prompt`` is uint32 token ids. ``timeline`` holds what was stamped on the way here. ``shown``: control tokens
+        that are told as text in any case. The caller must read the
         `Generation` to its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`, `EngineDead`.
         """
         link = self._engine.living()
@@ -366,6 +368,7 @@ class AsyncLLM:
             request_id=request_id,
             timeline=timeline,
             sources=GapSources(self.steps, self.recent, link),
+            shown=shown,
         )
         self._engine.submitted()
         try:

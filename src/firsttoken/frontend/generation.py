@@ -88,6 +88,7 @@ class Generation:
         request_id: str | None = None,
         timeline: Timeline,
         sources: GapSources | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self.id = request_id if request_id is not None else f"req-{secrets.token_hex(12)}"
         self.prompt_tokens = len(requests[0].prompt) // 4
@@ -102,7 +103,7 @@ class Generation:
         self.tenant = requests[0].tenant
         self._metrics = metrics.of(self.service)
         stop_ids = frozenset(requests[0].stop_ids)
-        self._answers = [Answer(index, params, stop_ids, tokenizer) for index in range(len(requests))]
+        self._answers = [Answer(index, params, stop_ids, tokenizer, shown) for index in range(len(requests))]
         # Engine ids of the answers whose last delta has not come yet. Their order is the answers'.
         self._live = {request.id: index for index, request in enumerate(requests)}
         self._parting: set[int] = set()  # engine ids of aborted answers of which the engine has not said its last word
@@ -200,6 +201,15 @@ class Generation:
             self._pending.append((index, RequestDelta(engine_id, [], finish_reason="abort"), now))
         self._link.abort(list(live), self)
         self._wake()
+
+    def end(self, index: int) -> None:
+        """End answer ``index`` now with "stop", as a stop string would: its consumer needs no more of it. Does nothing
+        after its end."""
+        answer = self._answers[index]
+        if answer.finish_reason is None and self._error is None:
+            answer.finish_reason = "stop"
+            now = now_ns()
+            self._finish(index, engine_ended=False, ns=now, got_ns=now)
 
     def when_known(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` once the account is complete: at once, or when the engine has said its last word of answers

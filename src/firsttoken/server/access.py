@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_PATH_CHARS = 200
-_PROBES = ("/health", "/ping")
 _EVENTS = {"finished": "answered", "refused": "refused", "expired": "expired", "failed": "failed"}
 
 
@@ -72,8 +71,7 @@ async def logged(app: App, scope: Scope, receive: Receive, send: Send, request_i
     try:
         await app(scope, receive, watched)
     finally:
-        # Probes come all the time, and what they are told is in the log when it begins.
-        level = logging.DEBUG if scope["path"].startswith(_PROBES) else _level(status)
+        level = _level(status)
         if logger.isEnabledFor(level):
             _log(level, scope, status, request_id, {"total_ms": _ms(now_ns() - began)})
 

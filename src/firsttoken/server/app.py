@@ -26,6 +26,7 @@ from firsttoken.server.recorder import Recorder
 from firsttoken.server.requests import request_routes
 from firsttoken.server.state import AppState
 from firsttoken.server.tokenization import DetokenizeRoute, TokenizeRoute
+from firsttoken.text.answer_formats import AnswerFormats
 
 if TYPE_CHECKING:
     from firsttoken.frontend.async_llm import AsyncLLM
@@ -45,11 +46,16 @@ _OTHERS = (
 
 class FirstTokenApp:
     """The application of one model. `live` knows the calls in progress and `dashboard` those who watch, so that a
-    stopping server can end them. ``routes`` are all that it answers, as (method, path)."""
+    stopping server can end them. ``routes`` are all that it answers, as (method, path); ``formats`` are how the model's
+    answers are read. Raises `ConfigError` for a parser that the model cannot have."""
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
         recorder = Recorder(llm)
-        state = AppState(llm, config, Live(recorder.keep))
+        formats = AnswerFormats.choose(
+            llm.chat_template, llm.tokenizer, tools=config.tool_parser, reasoning=config.reasoning_parser
+        )
+        state = AppState(llm, config, Live(recorder.keep), formats)
+        self.formats = formats
         self.live: Live = state.live
         self.dashboard = Dashboard(llm)
         router = _Router(state, self.dashboard, recorder)

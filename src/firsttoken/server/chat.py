@@ -30,7 +30,8 @@ class ChatJob:
 
     def usage(self) -> dict[str, Any]:
         done = self.conversation.generation
-        return usage(done.prompt_tokens, done.completion_tokens, done.cached_tokens)
+        reasoning = self.conversation.reasoning_tokens
+        return usage(done.prompt_tokens, done.completion_tokens, done.cached_tokens, reasoning)
 
     def timings(self) -> dict[str, Any] | None:
         return self.conversation.generation.timings() if self.request.timings else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from firsttoken.server.call import Call
+from firsttoken.server.chat_tools import chat_tools
 from firsttoken.server.conversation import Ask
 from firsttoken.server.decode import check_template_kwargs
 from firsttoken.server.sampling import chat_params
@@ -29,5 +30,7 @@ def chat_ask(state: AppState, call: Call, request: ChatRequest, messages: list[d
         terms=terms,
         template_kwargs=check_template_kwargs(request.chat_template_kwargs),
         add_generation_prompt=request.add_generation_prompt is not False,
+        tools=chat_tools(request, state.prompt_limit),
+        reasoning=request.include_reasoning is not False,
     )
     return ask, tier

@@ -13,6 +13,7 @@ from firsttoken.core.targets_file import KEY_NAME
 from firsttoken.frontend.restarts import RestartPolicy
 from firsttoken.observability.health import DEAD_AFTER_S
 from firsttoken.observability.otlp.settings import Protocol, check_endpoint
+from firsttoken.text.answer_formats import AUTO, REASONING_PARSERS, TOOL_PARSERS
 
 MIB = 1 << 20
 # JSON bytes a prompt may take per token of context: far above any real text (about 4, or 24 when a client escapes
@@ -43,6 +44,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     vLLM does, and "text" leaves it text, as it always is in chats. ``otlp_endpoint`` is the collector to which traces
     and metrics go, by ``otlp_protocol``; what is left out the environment may say (`observability.otlp.settings`). With
     ``ssl_certfile`` the port speaks TLS (`server.tls`); ``ssl_keyfile`` may be left out where that file has the key.
+    ``tool_parser`` and ``reasoning_parser`` say how the model's answers are read (`text.answer_formats`).
     """
 
     host: str = "127.0.0.1"
@@ -61,6 +63,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     targets: Targets = Targets()
+    tool_parser: str = AUTO
+    reasoning_parser: str = AUTO
 
     def __post_init__(self) -> None:
         """Raises `ConfigError`."""
@@ -83,6 +87,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 f"ssl_keyfile {self.ssl_keyfile} is the key of no certificate: give its certificate with --ssl-certfile"
             )
+        for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r:.80}")
         keys = self.named_keys()
         # An empty key would let everybody in, and a header cannot carry other characters.
         if not all(

@@ -15,9 +15,12 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms
 from firsttoken.core.timeline import Mark
 from firsttoken.server.call import Call
+from firsttoken.server.errors import bad_request
+from firsttoken.server.readers import AnswerReaders
 from firsttoken.server.state import AppState
 from firsttoken.server.streaming import deltas, named
-from firsttoken.text.pieces import Content, Piece
+from firsttoken.server.tools import ToolUse
+from firsttoken.text.pieces import Content, Piece, Reasoning
 
 if TYPE_CHECKING:
     from firsttoken.frontend.generation import Delta, Generation
@@ -32,6 +35,9 @@ class Ask:
     terms: Terms
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    tools: ToolUse | None = None
+    reasoning: bool = True
+    """Reasoning is told; else it is left out of the pieces."""
     param: str = "messages"
 
 
@@ -53,15 +59,31 @@ class Conversation:
     ask: Ask
     prompt: array[int]
     generation: Generation
+    readers: AnswerReaders | None = None
+    """None where an answer is content and nothing else."""
 
     @property
     def params(self) -> SamplingParams:
         return self.ask.params
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Of all answers so far; None for a model that does not reason."""
+        return None if self.readers is None else self.readers.reasoning_tokens
+
     async def said(self) -> AsyncIterator[Said]:
         """The answers as they come, those of ``params.n`` side by side. Raises what `streaming.deltas` raises."""
+        readers = self.readers
         async for delta in deltas(self.generation, prompt_field=self.ask.param):
-            yield Said(delta, (Content(delta.text),) if delta.text else (), delta.finish_reason)
+            if readers is None:
+                yield Said(delta, (Content(delta.text),) if delta.text else (), delta.finish_reason)
+                continue
+            pieces, finish_reason = readers.read(delta)
+            if finish_reason is not None and delta.finish_reason is None:
+                self.generation.end(delta.index)
+            if not self.ask.reasoning:
+                pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
+            yield Said(delta, pieces, finish_reason)
 
     def cancel(self) -> None:
         self.generation.cancel()  # does nothing after the end
@@ -70,21 +92,32 @@ class Conversation:
 async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversation:
     """Render, tokenise and send it to the engine. Raises `ApiError` and `InvalidRequest` that name ``ask.param``, and
     what `AsyncLLM.open` raises."""
-    llm = state.llm
+    llm, formats, tools = state.llm, state.formats, ask.tools
+    if tools is not None and formats.tools is None:
+        raise bad_request(f"tools cannot be used: {formats.why_no_tools}", "tools", "unsupported_parameter")
+    if tools is not None and tools.forced:
+        raise bad_request("a tool call cannot be forced: send tool_choice 'auto', or leave it out", "tool_choice")
     call.timeline.stamp(Mark.PARSED)
     rendered = await llm.render_chat(
         ask.messages,
         add_generation_prompt=ask.add_generation_prompt,
+        tools=None if tools is None else tools.definitions(),
         cache_salt=ask.terms.salt,
         **ask.template_kwargs,
     )
     call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)
     call.timeline.stamp(Mark.TOKENIZED, rendered.tokenized_ns)
+    readers = AnswerReaders.of(formats, ask.params, tools, llm.tokenizer, rendered.text)
     try:
         generation = llm.open(
-            rendered.ids, ask.params, request_id=call.request_id, timeline=call.timeline, terms=ask.terms
+            rendered.ids,
+            ask.params,
+            request_id=call.request_id,
+            timeline=call.timeline,
+            terms=ask.terms,
+            shown=readers.shown if readers is not None else frozenset(),
         )
     except InvalidRequest as error:
         raise named(error, ask.param) from None
     call.generations.append(generation)
-    return Conversation(ask, rendered.ids, generation)
+    return Conversation(ask, rendered.ids, generation, readers)

@@ -22,13 +22,19 @@ DONE = b"data: [DONE]\n\n"
 LOGPROB_FLOOR = -9999.0
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    return {
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+) -> dict[str, Any]:
+    """``reasoning_tokens`` of the completion's: None for a model that does not reason."""
+    used: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if reasoning_tokens is not None:
+        used["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return used
 
 
 class ChunkWriter:

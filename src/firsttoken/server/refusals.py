@@ -24,14 +24,12 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "include_obfuscation": (False,),
-    "include_reasoning": (True,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True,),
     "prediction": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
@@ -45,7 +43,6 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -55,6 +52,8 @@ HARMLESS: dict[str, tuple[object, ...]] = {
 }
 _ADVICE = {
     "chat_template": "a caller cannot replace the model's chat template; leave it out",
+    "function_call": "it has been replaced by tool_choice, as functions by tools; send those",
+    "functions": 'it has been replaced by tools; send each as {"type": "function", "function": {...}} in tools',
     "request_id": "send it as the header X-Request-Id",
 }
 

@@ -146,7 +146,7 @@ async def _serve_until_signal(
     # What was made during the start lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    _print_start(llm, config, listener, now_ns() - began_ns)
+    _print_start(llm, app, config, listener, now_ns() - began_ns)
     await serving
     for one in watching:
         one.cancel()
@@ -216,7 +216,9 @@ def _uvicorn_config(app: FirstTokenApp, tls: ssl.SSLContext | None = None) -> uv
     return config
 
 
-def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, took_ns: int) -> None:
+def _print_start(
+    llm: AsyncLLM, app: FirstTokenApp, config: ServerConfig, listener: socket.socket, took_ns: int
+) -> None:
     """The address, what the start took, and a line to try."""
     host, port = listener.getsockname()[:2]
     scheme = "http" if config.ssl_certfile is None else "https"
@@ -237,6 +239,8 @@ def _print_start(llm: AsyncLLM, config: ServerConfig, listener: socket.socket, t
     ]
     if (checked := info.self_check) is not None:
         facts.append([f"self-check: {checked.top1_agreement:.1%} the same likeliest token, KL {checked.kl:.4f} nats"])
+    if llm.chat_template is not None:
+        facts.append(app.formats.lines())
     if told := promises(config.targets):
         facts.append(told)
     lines = start_lines(

@@ -6,7 +6,7 @@ must be whole are typed ``int | float``, because clients send 1.0; `sampling.who
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -84,6 +84,35 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     vllm_xargs: Any = None
 
 
+class ToolFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A function that may be called: ``parameters`` is the JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool. There is one type."""
+
+    function: ToolFunction
+    type: Literal["function"] = "function"
+
+
+class FunctionName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The function that is meant."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Call this one."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``POST /v1/chat/completions``. ``messages`` stays raw until its size has been checked."""
 
@@ -93,6 +122,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     top_logprobs: Number | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     # known, not implemented: see refusals.py
     add_special_tokens: Any = None
     audio: Any = None
@@ -102,17 +135,13 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     echo: Any = None
     function_call: Any = None
     functions: Any = None
-    include_reasoning: Any = None
     mm_processor_kwargs: Any = None
     modalities: Any = None
     moderation: Any = None
-    parallel_tool_calls: Any = None
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     reasoning_effort: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 

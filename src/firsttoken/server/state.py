@@ -9,6 +9,7 @@ from firsttoken.core.errors import EngineDraining
 from firsttoken.server.call import Live
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.errors import ApiError
+from firsttoken.text.answer_formats import AnswerFormats
 
 if TYPE_CHECKING:
     from firsttoken.frontend.async_llm import AsyncLLM
@@ -19,6 +20,7 @@ class AppState:
     llm: AsyncLLM
     config: ServerConfig
     live: Live
+    formats: AnswerFormats
 
     @property
     def prompt_limit(self) -> int:

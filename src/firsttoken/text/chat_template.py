@@ -50,6 +50,7 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
         except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise CheckpointError(f"the template cannot be used: {error}", field="chat_template") from error
+        self.source = source
         self._constants = {
             name: token or ""
             for name, token in zip(_SPECIAL, (bos_token, eos_token, pad_token, unk_token), strict=True)

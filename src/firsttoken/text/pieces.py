@@ -45,10 +45,6 @@ class Reader(Protocol):
         """The tool calls that have begun."""
 
     @property
-    def thinking(self) -> bool:
-        """The next text is reasoning, as far as is known."""
-
-    @property
     def complete(self) -> bool:
         """Nothing that may follow is of use: the answer can be ended here."""
 

@@ -74,7 +74,7 @@ class Tokenizer:
             self._suffix = _with(self._suffix, self.eos_id, spec.add_eos)
         self._spell, self._strip_start = _speller(decoder)
         self._bytes = _ByteTable(self._spell_token)
-        self._visible_bytes = _ByteTable(lambda token: b"" if token in self.special_ids else self._bytes[token])
+        self._visible_bytes: dict[frozenset[int], _ByteTable] = {}
 
     @classmethod
     def build(cls, spec: TokenizerSpec) -> Tokenizer:
@@ -167,13 +167,32 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return detokenizer.push(list(ids)) + detokenizer.finish()
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, continuation: bool = False) -> Detokenizer:
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, continuation: bool = False, shown: frozenset[int] = frozenset()
+    ) -> Detokenizer:
         """A fresh incremental detokenizer. ``continuation``: the text goes on after a prompt, so that a
-        SentencePiece vocabulary keeps the space before its first word."""
+        SentencePiece vocabulary keeps the space before its first word. ``shown``: control tokens that are not skipped;
+        of such sets there should be few, since a table is kept for each."""
         if self._spell is None:
-            return WindowDetokenizer(lambda ids: self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
-        table = self._visible_bytes if skip_special_tokens else self._bytes
+            skipped = self.special_ids - shown if skip_special_tokens else frozenset()
+            return WindowDetokenizer(
+                lambda ids: self._backend.decode([i for i in ids if i not in skipped], skip_special_tokens=False)
+            )
+        table = self._table_showing(shown) if skip_special_tokens else self._bytes
         return ByteDetokenizer(table, strip_start=self._strip_start and not continuation)
+
+    def _table_showing(self, shown: frozenset[int]) -> _ByteTable:
+        table = self._visible_bytes.get(shown)
+        if table is None:
+            hidden = self.special_ids - shown
+            table = _ByteTable(lambda token: b"" if token in hidden else self._bytes[token])
+            self._visible_bytes[shown] = table
+        return table
+
+    def special_id(self, text: str) -> int | None:
+        """The control token that is spelt so; None where there is none."""
+        found = self._backend.token_to_id(text)
+        return found if found in self.special_ids else None
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that ``token`` stands for (empty beyond the vocabulary); raises `InvalidRequest` if negative."""

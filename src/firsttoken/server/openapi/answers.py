@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 Timings = dict[str, Any]
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 ServiceTier = Literal["default", "flex", "priority", "p0", "p1", "p2"]
 
 
@@ -41,13 +42,20 @@ class CachedTokens(_Answer):
     cached_tokens: int
 
 
+class ReasoningTokens(_Answer):
+    """Tokens of answers that are reasoning, with the marks around it."""
+
+    reasoning_tokens: int
+
+
 class Usage(_Answer):
-    """Tokens of all prompts and answers of the request."""
+    """Tokens of all prompts and answers of the request; ``completion_tokens_details`` where the model reasons."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
 
 
 # ------------------------------------------------------------------ chat completions
@@ -74,12 +82,31 @@ class ChatLogprobs(_Answer):
     refusal: None
 
 
+class CalledFunction(_Answer):
+    """``arguments`` is JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Answer):
+    """A tool that the model calls."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(_Answer):
-    """The answer of one choice."""
+    """The answer of one choice; ``content`` is null where there are only calls. ``reasoning`` is what vLLM's newer
+    clients call ``reasoning_content``."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(_Answer):
@@ -88,7 +115,7 @@ class ChatChoice(_Answer):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -107,11 +134,30 @@ class ChatCompletion(_Answer):
     timings: Timings | UnsetType = UNSET
 
 
+class FunctionDelta(_Answer):
+    """The name comes with a call's first piece, its arguments with those after it."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(_Answer):
+    """A piece of the answer's call number ``index``."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(_Answer):
     """What a chunk adds to a choice; the last one of a choice adds nothing."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(_Answer):
@@ -120,7 +166,7 @@ class ChatChunkChoice(_Answer):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -17,6 +17,8 @@ from firsttoken.core.sampling_params import MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_S
 from firsttoken.core.service import CLASS_NAMES, MAX_DEADLINE_MS
 from firsttoken.server.decode import MAX_TOKEN_ID
 from firsttoken.server.service import MAX_PRIORITY, MAX_SALT_CHARS
+from firsttoken.server.tools import MAX_TOOLS
+from firsttoken.text.tools.formats import MAX_NAME
 
 _MAX_INT = 2**31 - 1
 
@@ -164,6 +166,14 @@ FIELDS = {
     "add_special_tokens": _field("False leaves out what the tokenizer puts before a text."),
     "add_generation_prompt": _field("False leaves out what begins the assistant's message."),
     "chat_template_kwargs": _field("More variables for the model's chat template."),
+    "tools": _field("What the model may call.", maxItems=MAX_TOOLS),
+    "ToolFunction.name": _field("What the model calls it by.", pattern=f"^[A-Za-z0-9_.-]{{1,{MAX_NAME}}}$"),
+    "ToolFunction.parameters": _field(
+        "The JSON schema of its arguments.", properties={"type": {"const": "object"}, "properties": {"type": "object"}}
+    ),
+    "tool_choice": _field("Whether tools are called: as the model decides (`auto`), never, or for sure."),
+    "parallel_tool_calls": _field("False: one call at most."),
+    "include_reasoning": _field("False leaves out what the model thinks."),
     "return_token_strs": _field("Show each token as text."),
     "priority": _range("Lower goes first, inside a service class.", -MAX_PRIORITY, MAX_PRIORITY - 1),
     "service_tier": _field(

@@ -1,0 +1,123 @@
+"""What a model thinks before it answers, told apart from the answer as the text comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firsttoken.text.pieces import Content, Piece, Reader, Reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a model marks what it thinks. ``always``: it thinks first even where it does not write the opening mark
+    (DeepSeek R1), unless its prompt has closed it."""
+
+    name: str
+    always: bool = False
+    opening: str = "<think>"
+    closing: str = "</think>"
+
+    def begins_inside(self, prompt: str) -> bool:
+        """What follows ``prompt``, which ends where the answer begins, is reasoning from its first character."""
+        end = prompt[-64:].rstrip()
+        return end.endswith(self.opening) or (self.always and not end.endswith(self.closing))
+
+    def left_open(self, text: str) -> bool:
+        """The beginning of an answer that ends inside of reasoning."""
+        return text.rfind(self.opening) > text.rfind(self.closing)
+
+
+REASONING_FORMATS = {form.name: form for form in (ReasoningFormat("qwen3"), ReasoningFormat("deepseek_r1", True))}
+
+
+class ReasoningReader:
+    """A `Reader` of reasoning, with another for what follows it (None: that is content).
+
+    Reasoning stands at the very start, between the marks, of which the first may be in the prompt (``inside``) or,
+    there, be written once more. White space around the marks is neither's. Marks that stand elsewhere are content.
+    """
+
+    def __init__(self, form: ReasoningFormat, rest: Reader | None, *, inside: bool) -> None:
+        self._opening, self._closing = form.opening, form.closing
+        self._rest = rest
+        self._text = ""  # not told yet
+        self._inside = inside
+        self._begun = False  # the opening mark, if there is one, has been seen
+        self._over = False
+        self._fresh = True  # nothing was said since the last mark
+
+    @property
+    def calls(self) -> int:
+        return self._rest.calls if self._rest is not None else 0
+
+    @property
+    def complete(self) -> bool:
+        return self._rest.complete if self._rest is not None else False
+
+    @property
+    def thought(self) -> bool:
+        """There is reasoning."""
+        return self._inside
+
+    @property
+    def over(self) -> bool:
+        """What comes now is the answer."""
+        return self._over
+
+    def push(self, text: str) -> list[Piece]:
+        if self._over:
+            return self._answer(text)
+        self._text += text
+        return self._read(ended=False)
+
+    def finish(self) -> list[Piece]:
+        pieces = [] if self._over else self._read(ended=True)
+        if self._rest is not None:
+            pieces += self._rest.finish()
+        return pieces
+
+    def _read(self, *, ended: bool) -> list[Piece]:
+        if not self._begun:
+            start = self._text.lstrip()
+            if start.startswith(self._opening):
+                self._text, self._inside = start[len(self._opening) :], True
+            elif self._opening.startswith(start) and not ended:
+                return []
+            elif not self._inside:
+                self._over, self._fresh = True, False
+                text, self._text = self._text, ""
+                return self._answer(text)
+            self._begun = True
+        return self._think(ended=ended)
+
+    def _think(self, *, ended: bool) -> list[Piece]:
+        text = self._text.lstrip() if self._fresh else self._text
+        end = text.find(self._closing)
+        if end >= 0:
+            said, self._over, self._fresh = text[:end].rstrip(), True, True
+            self._text = ""
+            return [*_reasoning(said), *self._answer(text[end + len(self._closing) :])]
+        said = text if ended else text[: len(text) - self._held(text)]
+        said = said if ended else said.rstrip()
+        self._text = text[len(said) :]
+        self._fresh = self._fresh and not said
+        return _reasoning(said)
+
+    def _held(self, text: str) -> int:
+        """Characters at the end of ``text`` that may begin the closing mark."""
+        for size in range(min(len(self._closing) - 1, len(text)), 0, -1):
+            if self._closing.startswith(text[-size:]):
+                return size
+        return 0
+
+    def _answer(self, text: str) -> list[Piece]:
+        if self._fresh:
+            text = text.lstrip()
+            self._fresh = not text
+        if self._rest is not None:
+            return self._rest.push(text) if text else []
+        return [Content(text)] if text else []
+
+
+def _reasoning(text: str) -> list[Piece]:
+    return [Reasoning(text)] if text else []
