@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,13 +13,22 @@ from firsttoken.checkpoint.quantized.scheme import LinearScheme
 from firsttoken.core.errors import CheckpointError
 from tests.models.test_quantized_folders import ROWS, ct, of_awq, of_gptq
 
+LINEARS = (
+    *(
+        f"model.layers.{layer}.{name}_proj"
+        for layer in range(4)
+        for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+    ),
+    "lm_head",
+)
 
-def read(quantization: dict[str, Any], key: str = "quantization_config") -> Any:
-    return read_scheme(JSONObject("config.json", {key: quantization}))
+
+def read(quantization: dict[str, Any], key: str = "quantization_config", linears: Iterable[str] = LINEARS) -> Any:
+    return read_scheme(JSONObject("config.json", {key: quantization}), linears)
 
 
 def test_weights_in_full() -> None:
-    assert read_scheme(JSONObject("config.json", {"quantization_config": None})) is None
+    assert read_scheme(JSONObject("config.json", {"quantization_config": None}), LINEARS) is None
 
 
 def test_the_older_key_of_compressed_tensors() -> None:
@@ -89,8 +99,13 @@ def with_group(**values: Any) -> dict[str, Any]:
         (ct() | {"config_groups": {}}, "config_groups: is missing"),
         (ct() | {"config_groups": {"W4A16": ["Linear"]}}, "W4A16: is a preset by name"),
         (ct() | {"ignore": ["re:("]}, r"ignore: 're:\(' is not a pattern"),
-        (ct() | {"ignore": ["re:(.*)*x"]}, r"is not a pattern that is taken \(repeats a group"),
-        (ct() | {"ignore": ["re:.*a.*b.*c.*d.*e.*f"]}, "more than 5 times"),
+        (
+            ct() | {"ignore": ["re:(?!model).*"]},
+            r"is not a pattern that is taken \(invalid perl operator: \(\?!\): say",
+        ),
+        (ct() | {"ignore": ["re:" + "a" * 1001]}, "longer than 1000 characters"),
+        (ct() | {"ignore": [f"re:{n}" for n in range(20_000)]}, "ignore: has 20000 patterns, at most 1000"),
+        (of_awq(modules_to_not_convert=[str(n) for n in range(20_000)]), "has 20001 .*for 29 linears, at most 17241"),
         (with_group(targets=["LlamaMLP"]), "targets: 'LlamaMLP' is neither Linear"),
         (with_group(weights=None), "group_0: says nothing of weights"),
         (with_group(output_activations={"num_bits": 8}), "output_activations: is not supported"),
@@ -108,3 +123,9 @@ def with_group(**values: Any) -> dict[str, Any]:
 def test_what_would_not_be_honoured_is_refused(quantization: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(quantization)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", ".?" * 60 + "x$", "(.|..|...)" * 40 + "x$", ".*.*.*.*.*.*x"])
+def test_no_pattern_takes_longer_than_its_load(pattern: str) -> None:
+    quantization = ct(ignore=(f"re:{pattern}",))
+    assert len(read(quantization, linears=[*LINEARS, f"model.{'a' * 4000}_proj"]).linears) == len(LINEARS) + 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from firsttoken.checkpoint.bloom import ARCHITECTURE as BLOOM
 from firsttoken.checkpoint.bloom import NAMES as BLOOM_NAMES
 from firsttoken.checkpoint.bloom import read_bloom
@@ -15,6 +17,8 @@ from firsttoken.checkpoint.hf_windows import read_windows
 from firsttoken.checkpoint.json_files import JSONObject
 from firsttoken.checkpoint.model_config import GenerationConfig, ModelConfig, RopeConfig
 from firsttoken.checkpoint.quantized.read import read_scheme
+from firsttoken.checkpoint.quantized.scheme import is_linear
+from firsttoken.checkpoint.shapes import tensor_shapes
 
 _NAMES = {
     "num_layers": "num_hidden_layers",
@@ -54,7 +58,7 @@ def read_config(config: JSONObject) -> ModelConfig:
     num_layers = config.integer("num_hidden_layers")
     rope, local_rope = _ropes(config, family, max_position)
     bias = config.flag("attention_bias", False)
-    return check_config(
+    checked = check_config(
         ModelConfig(
             architecture=architecture,
             vocab_size=config.integer("vocab_size"),
@@ -78,11 +82,14 @@ def read_config(config: JSONObject) -> ModelConfig:
             attention_softcap=_softcap(config, family, "attn_logit_softcapping"),
             logit_softcap=_softcap(config, family, "final_logit_softcapping"),
             dtype=read_dtype(config),
-            quantized=read_scheme(config),
         ),
         config.file,
         _NAMES,
     )
+    names = (name.removesuffix(".weight") for name in tensor_shapes(checked))
+    # A tied head may be written out as well, and then be seen to differ.
+    linears = dict.fromkeys([*filter(is_linear, names), "lm_head"])
+    return structs.replace(checked, quantized=read_scheme(config, linears))
 
 
 def _architecture(config: JSONObject) -> str:

@@ -43,7 +43,8 @@ class CheckpointError(FirstTokenError):
     """A model file is missing, damaged or not understood. ``file`` and ``field`` say where."""
 
     def __init__(self, message: str, *, file: str | None = None, field: str | None = None) -> None:
-        place = ": ".join(part for part in (file, field) if part)
+        # A damaged file can name a field anything.
+        place = ": ".join(part for part in (file, field and f"{field:.200}") if part)
         super().__init__(f"{place}: {message}" if place else message)
         self.message = message
         self.file = file

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 from firsttoken.checkpoint.json_files import JSONObject
-from firsttoken.checkpoint.quantized.compressed import check_group, names
-from firsttoken.checkpoint.quantized.scheme import LinearScheme, QuantScheme, SchemeGroup
+from firsttoken.checkpoint.quantized.compressed import check_group
+from firsttoken.checkpoint.quantized.scheme import LinearScheme
+from firsttoken.checkpoint.quantized.targets import ALL, Targets, TargetScheme, read_names
 
 
-def read_awq(config: JSONObject) -> QuantScheme:
+def read_awq(config: JSONObject) -> TargetScheme:
     """Raises `CheckpointError` for what would not be honoured."""
     bits = config.integer("w_bit" if "w_bit" in config else "bits")
     if bits != 4:
@@ -22,6 +21,5 @@ def read_awq(config: JSONObject) -> QuantScheme:
     key = "q_group_size" if "q_group_size" in config else "group_size"
     group = check_group(config, config.integer(key), "int4", key)
     scheme = LinearScheme("int4", group, True, "awq")
-    # Each names all linears whose name it is a part of.
-    skipped = tuple(f"re:.*{re.escape(part)}" for part in names(config, "modules_to_not_convert"))
-    return QuantScheme(method="awq", groups=(SchemeGroup((r"re:model\.layers\.",), scheme),), ignore=skipped)
+    # Each names all linears whose name it is a part of. The head is none that AWQ rounds.
+    return TargetScheme(((ALL, scheme),), Targets(parts=("lm_head", *read_names(config, "modules_to_not_convert"))))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 from firsttoken.checkpoint.json_files import JSONObject
-from firsttoken.checkpoint.quantized.scheme import CLASS, REGEX, Format, Layout, LinearScheme, QuantScheme, SchemeGroup
+from firsttoken.checkpoint.quantized.scheme import Format, Layout, LinearScheme
+from firsttoken.checkpoint.quantized.targets import Targets, TargetScheme, read_targets
 
 _LAYOUTS: dict[str, Layout] = {
     "pack-quantized": "words",
@@ -18,11 +16,9 @@ _MIXED = "mixed-precision"  # each group says its own
 _FORMATS: dict[tuple[str, int], Format] = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
 # Int4 kernels apply a scale to so many columns or a multiple.
 INT4_COLUMNS = 32
-MAX_PATTERN = 1000
-_MAX_REPEATS = 5
 
 
-def read_compressed(config: JSONObject) -> QuantScheme:
+def read_compressed(config: JSONObject) -> TargetScheme:
     """Raises `CheckpointError` for what would not be honoured. Activations are computed in more bits than asked for,
     so what is said of inputs may be left aside."""
     if "kv_cache_scheme" in config:
@@ -37,10 +33,8 @@ def read_compressed(config: JSONObject) -> QuantScheme:
     if groups is None or not groups.values:
         raise config.fail("config_groups", "is missing: it says which linears are quantized and how")
     layout = config.text("format")
-    return QuantScheme(
-        method="compressed-tensors",
-        groups=tuple(_group(groups, name, layout) for name in groups.values),
-        ignore=names(config, "ignore"),
+    return TargetScheme(
+        tuple(_group(groups, name, layout) for name in groups.values), read_targets(config, "ignore", strict=False)
     )
 
 
@@ -50,7 +44,7 @@ def _refuse_sparse(config: JSONObject) -> None:
         raise sparsity.fail("format", f"{sparsity.get('format')!r:.80} is not supported: sparse weights are not read")
 
 
-def _group(groups: JSONObject, name: str, layout: str) -> SchemeGroup:
+def _group(groups: JSONObject, name: str, layout: str) -> tuple[Targets, LinearScheme]:
     if isinstance(groups.get(name), list):
         raise groups.fail(name, "is a preset by name, which is not supported: write the scheme out")
     group = groups.object(name)
@@ -65,7 +59,7 @@ def _group(groups: JSONObject, name: str, layout: str) -> SchemeGroup:
         raise inputs.fail(
             "num_bits", f"is {inputs.get('num_bits')}: activations of fewer than 8 bits are not supported"
         )
-    return SchemeGroup(names(group, "targets"), _scheme(weights, group, layout))
+    return read_targets(group, "targets"), _scheme(weights, group, layout)
 
 
 def _scheme(weights: JSONObject, group: JSONObject, layout: str) -> LinearScheme:
@@ -115,37 +109,3 @@ def check_group(config: JSONObject, size: int, format: Format, key: str = "group
     if size <= 0 or (format == "int4" and size % INT4_COLUMNS):
         raise config.fail(key, f"is {size}: -1 or a multiple of {INT4_COLUMNS} is supported")
     return size
-
-
-def names(config: JSONObject, key: str) -> tuple[str, ...]:
-    """A list of targets, or nothing. Raises `CheckpointError` for what names no linear in a way that is known."""
-    found: Any = config.get(key)
-    if found is None:
-        return ()
-    if not isinstance(found, list):
-        raise config.fail(key, f"must be a list, got {found!r:.80}")
-    for target in found:
-        if not isinstance(target, str):
-            raise config.fail(key, f"must hold names, got {target!r:.80}")
-        if target.startswith(REGEX):
-            _check_pattern(config, key, target)
-        elif "." not in target and target not in (CLASS, "lm_head") and key == "targets":
-            raise config.fail(key, f"{target!r:.80} is neither {CLASS} nor a linear's name nor a pattern (re:...)")
-    return tuple(found)
-
-
-def _check_pattern(config: JSONObject, key: str, target: str) -> None:
-    pattern = target.removeprefix(REGEX)
-    # A pattern comes with a model, and some would take longer than any load.
-    plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "c", pattern[:MAX_PATTERN], flags=re.DOTALL)
-    try:
-        if len(target) > MAX_PATTERN:
-            problem = f"is longer than {MAX_PATTERN} characters"
-        elif re.search(r"\)[*+{]", plain) or len(re.findall(r"[*+{]", plain)) > _MAX_REPEATS:
-            problem = f"repeats a group, or more than {_MAX_REPEATS} times: name the linears, or say it in simpler ones"
-        else:
-            re.compile(pattern)
-            return
-    except (re.error, RecursionError, OverflowError) as error:
-        problem = str(error)
-    raise config.fail(key, f"{target!r:.80} is not a pattern that is taken ({problem})")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from firsttoken.checkpoint.json_files import JSONObject
 from firsttoken.checkpoint.quantized.compressed import check_group
-from firsttoken.checkpoint.quantized.scheme import Format, Layout, LinearScheme, QuantScheme, SchemeGroup
+from firsttoken.checkpoint.quantized.scheme import Format, Layout, LinearScheme
+from firsttoken.checkpoint.quantized.targets import ALL, HEAD, Targets, TargetScheme
 
 _FORMATS: dict[int, Format] = {4: "int4", 8: "int8"}
 # By how zero points are stored: less one at first, then as they are.
@@ -13,7 +14,7 @@ _LAYOUTS: dict[str, Layout] = {"gptq": "gptq", "gptq_v2": "gptq_v2"}
 _UNSUPPORTED = ("is_marlin_format", "use_marlin", "dynamic", "modules_in_block_to_quantize", "activation", "rotation")
 
 
-def read_gptq(config: JSONObject) -> QuantScheme:
+def read_gptq(config: JSONObject) -> TargetScheme:
     """Raises `CheckpointError` for what would not be honoured. Whether columns are grouped in their own order (with
     ``desc_act``: static groups) is seen in the tensors (`quantized.tensors`)."""
     bits = config.integer("bits")
@@ -31,5 +32,4 @@ def read_gptq(config: JSONObject) -> QuantScheme:
     group = check_group(config, config.integer("group_size"), _FORMATS[bits])
     # Zero points are stored in either case; symmetric ones must all be the middle, which is seen in the tensors.
     scheme = LinearScheme(_FORMATS[bits], group, not config.flag("sym", False), _LAYOUTS[layout])
-    head = ("lm_head",) if config.flag("lm_head", False) else ()
-    return QuantScheme(method="gptq", groups=(SchemeGroup((r"re:model\.layers\.", *head), scheme),))
+    return TargetScheme(((ALL, scheme),), Targets() if config.flag("lm_head", False) else HEAD)

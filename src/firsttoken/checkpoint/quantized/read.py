@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from firsttoken.checkpoint.json_files import JSONObject
 from firsttoken.checkpoint.quantized.awq import read_awq
@@ -10,8 +10,9 @@ from firsttoken.checkpoint.quantized.compressed import read_compressed
 from firsttoken.checkpoint.quantized.fp8 import read_fp8
 from firsttoken.checkpoint.quantized.gptq import read_gptq
 from firsttoken.checkpoint.quantized.scheme import QuantScheme
+from firsttoken.checkpoint.quantized.targets import TargetScheme
 
-_READERS: dict[str, Callable[[JSONObject], QuantScheme]] = {
+_READERS: dict[str, Callable[[JSONObject], TargetScheme]] = {
     "compressed-tensors": read_compressed,
     "gptq": read_gptq,
     "awq": read_awq,
@@ -21,8 +22,9 @@ _READERS: dict[str, Callable[[JSONObject], QuantScheme]] = {
 _KEYS = ("quantization_config", "compression_config")
 
 
-def read_scheme(config: JSONObject) -> QuantScheme | None:
-    """None for weights in full. Raises `CheckpointError` with key and value for what would not be honoured."""
+def read_scheme(config: JSONObject, linears: Iterable[str]) -> QuantScheme | None:
+    """How each of ``linears``, the model's, is stored; None for weights in full. Raises `CheckpointError` with key and
+    value for what would not be honoured."""
     for key in _KEYS:
         found = config.object(key)
         if found is None:
@@ -34,5 +36,6 @@ def read_scheme(config: JSONObject) -> QuantScheme | None:
                 f"{method!r:.80} is not supported, only {', '.join(_READERS)} are: use the unquantized model or a "
                 "GGUF file",
             )
-        return _READERS[method](found)
+        said = _READERS[method](found)
+        return QuantScheme(method=method, linears=dict(said.resolve(found, linears)))
     return None

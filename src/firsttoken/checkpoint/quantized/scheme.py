@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
@@ -14,8 +13,6 @@ Format = Literal["int4", "int8", "fp8"]
 Layout = Literal["words", "plain", "gptq", "gptq_v2", "awq"]
 BITS: dict[Format, int] = {"int4": 4, "int8": 8, "fp8": 8}
 FORMATS = tuple(BITS)
-REGEX = "re:"
-CLASS = "Linear"
 
 
 class LinearScheme(msgspec.Struct, frozen=True):
@@ -32,33 +29,16 @@ class LinearScheme(msgspec.Struct, frozen=True):
         return f"{self.format}{shared}{' with zero points' if self.zeros else ''}"
 
 
-class SchemeGroup(msgspec.Struct, frozen=True):
-    """``targets`` name linears: in full, by a pattern behind "re:" that their name begins with, or all as "Linear"."""
-
-    targets: tuple[str, ...]
-    scheme: LinearScheme
-
-
 class QuantScheme(msgspec.Struct, frozen=True, kw_only=True):
-    """``method`` as ``config.json`` calls it. A linear that ``ignore`` names as targets do is stored in full."""
+    """``method`` as ``config.json`` calls it, ``linears`` those that are rounded, by name (``lm_head``,
+    ``model.layers.0.mlp.up_proj``). All others are stored in full."""
 
     method: str
-    groups: tuple[SchemeGroup, ...]
-    ignore: tuple[str, ...] = ()
+    linears: dict[str, LinearScheme]
 
     def of(self, tensor: str) -> LinearScheme | None:
         """How the linear of a weight (``model.layers.0.mlp.up_proj.weight``) is stored; None: in full."""
-        module = tensor.removesuffix(".weight")
-        if not is_linear(module) or any(_rank(target, module) is not None for target in self.ignore):
-            return None
-        # The most specific target decides, as for the writers of such files.
-        found = [
-            (rank, index)
-            for index, group in enumerate(self.groups)
-            for target in group.targets
-            if (rank := _rank(target, module)) is not None
-        ]
-        return self.groups[min(found)[1]].scheme if found else None
+        return self.linears.get(tensor.removesuffix(".weight"))
 
     def main_format(self, tensors: Iterable[str]) -> Format | None:
         """The format of most of them; None where all are stored in full."""
@@ -66,17 +46,8 @@ class QuantScheme(msgspec.Struct, frozen=True, kw_only=True):
         return formats.most_common(1)[0][0] if formats else None
 
     def __str__(self) -> str:
-        return f"{self.method}: " + ", ".join(dict.fromkeys(str(group.scheme) for group in self.groups))
+        return f"{self.method}: " + ", ".join(dict.fromkeys(map(str, self.linears.values())))
 
 
 def is_linear(module: str) -> bool:
     return module == "lm_head" or module.endswith("_proj")
-
-
-def _rank(target: str, module: str) -> int | None:
-    """How specific a target is that names the linear, 0 most; None: it does not."""
-    if target.startswith(REGEX):
-        return 1 if re.match(target.removeprefix(REGEX), module) else None
-    if target == module:
-        return 0
-    return 2 if target == CLASS else None

@@ -51,7 +51,7 @@ class QuantizedTensors:
         self._expected = expected
         stored = files.infos()
         modules = {name.rpartition(".")[0] for name in stored if name.rpartition(".")[2] in _PARTS | {"weight"}}
-        self._schemes = {module: found for module in modules if (found := scheme.of(module)) is not None}
+        self._schemes = {module: found for module, found in scheme.linears.items() if module in modules}
         self._infos = {name: info for name, info in stored.items() if not self._is_part(name)}
         for module, found in self._schemes.items():
             shape = self._shape(module, found)
@@ -87,7 +87,9 @@ class QuantizedTensors:
         found = self._schemes.get(module)
         if found is None:
             if part in _PARTS:
-                raise self._fail(name, "is part of a quantized linear, but quantization_config leaves it in full")
+                known = f"{module}.weight" in self._expected
+                why = "quantization_config leaves it in full" if known else "the model has no such linear"
+                raise self._fail(name, f"is part of a quantized linear, but {why}")
             return False
         if part == "bias":
             needless = found.layout.startswith("gptq") and name not in self._expected
