@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.grammar import Grammar
 
 # Below this a temperature only makes numbers overflow: it is treated as greedy, as vLLM does.
 GREEDY_BELOW = 1e-5
@@ -31,7 +32,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``temperature`` 0 means greedy; ``top_k`` 0 or -1 means all tokens; ``max_tokens`` None means up to the model's
     length. ``stop`` strings end the text before they appear in it; ``stop_token_ids`` end it after that token.
-    ``seed`` fixes the random numbers of the request whatever else is in the batch. Raises `InvalidRequest`.
+    ``seed`` fixes the random numbers of the request whatever else is in the batch. ``grammar`` is what the text must look
+    like. Raises `InvalidRequest`.
     """
 
     n: int = 1
@@ -53,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         set_field = msgspec.structs.force_setattr
@@ -62,6 +65,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_ranges()
 
     def _check_types(self) -> None:
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidRequest(f"grammar must be a Grammar or None, got {self.grammar!r:.80}", param="grammar")
         for name in ("n", "top_k", "min_tokens"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
