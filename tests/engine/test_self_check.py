@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -109,12 +110,24 @@ def test_a_folder_without_a_reference_runs_nothing(folder: Path) -> None:
         ({"guesses": []}, r"self_check\.json: guesses: has 0, and the prompts 128 positions"),
         ({"prompts": [[0] * 8 + [999]]}, r"self_check\.json: prompts\[0\]: has token 999, and the model 259"),
         ({"threshold": 1}, r"unknown field `threshold`"),
+        ({"guesses": [[-1e308, [[1, -1.0]]]] * POSITIONS}, r"guesses\[0\]: has -1e\+308, which is the logarithm of no"),
+        ({"own": [[-1.0, [[1, 800.0]]]] * POSITIONS}, r"own\[0\]: has 800, which is the logarithm of no probability"),
+        ({"own": [[-1.0, [[259, -1.0]]]] * POSITIONS}, r"own\[0\]: must name different tokens of the model's 259"),
+        ({"own": [[-1.0, [[1, -1.0], [1, -2.0]]]] * POSITIONS}, r"own\[0\]: must name different tokens"),
+        ({"limits": {"min_top1_agreement": 1e308, "max_kl": 1}}, "limits: must ask for an agreement from 0 to 1"),
     ],
 )
 def test_a_damaged_reference_is_refused_by_name(folder: Path, change: str | dict[str, object], words: str) -> None:
     path = folder / FILE
     path.write_text(change if isinstance(change, str) else json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CheckpointError, match=words):
+        LLM(str(folder), **FULL)
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(folder: Path) -> None:
+    (folder / FILE).unlink()
+    os.mkfifo(folder / FILE)
+    with pytest.raises(CheckpointError, match=r"self_check\.json: is no regular file"):
         LLM(str(folder), **FULL)
 
 

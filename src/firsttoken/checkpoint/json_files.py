@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ _MISSING = object()
 def read_bytes(path: Path, limit: int) -> bytes:
     """The file's content; raises `CheckpointError` when it is missing, unreadable or larger than ``limit`` bytes."""
     try:
-        size = path.stat().st_size
-        if size > limit:
-            raise CheckpointError(f"is {size} bytes long, at most {limit} are allowed", file=str(path))
+        found = path.stat()
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            # A pipe would be waited for, and some devices never end.
+            raise CheckpointError("is no regular file: put the file itself there", file=str(path))
+        if found.st_size > limit:
+            raise CheckpointError(f"is {found.st_size} bytes long, at most {limit} are allowed", file=str(path))
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot be read ({error.strerror or error})", file=str(path)) from error

@@ -18,6 +18,8 @@ from firsttoken.core.errors import CheckpointError, ConfigError
 FILE = "self_check.json"
 _FORMAT = 1
 _MAX_BYTES = 16 << 20
+# Logarithms of probabilities as engines tell them: no logits are so far apart, and 1 may come out a little above.
+_LEAST, _MOST = -1e6, 0.01
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,5 +91,21 @@ def _check(reference: Reference, vocab_size: int, file: str) -> None:
     for field, guesses in (("guesses", reference.guesses), ("own", reference.own)):
         if expected == 0 or len(guesses) != expected:
             raise fail(field, f"has {len(guesses)}, and the prompts {expected} positions: make the file anew")
-        if any(not guess.likeliest for guess in guesses):
-            raise fail(field, "has a position without likeliest tokens: make the file anew")
+        for at, guess in enumerate(guesses):
+            if problem := _problem(guess, vocab_size):
+                raise fail(f"{field}[{at}]", f"{problem}: make the file anew")
+    if (limits := reference.limits) is not None and not (0 <= limits.min_top1_agreement <= 1 and limits.max_kl >= 0):
+        raise fail("limits", "must ask for an agreement from 0 to 1 and a divergence of 0 or more: make the file anew")
+
+
+def _problem(guess: Guess, vocab_size: int) -> str | None:
+    """What no model could have thought."""
+    tokens = [token for token, _ in guess.likeliest]
+    if not tokens:
+        return "has no likeliest tokens"
+    if len(set(tokens)) < len(tokens) or not all(0 <= token < vocab_size for token in tokens):
+        return f"must name different tokens of the model's {vocab_size}"
+    logprobs = (guess.logprob, *(logprob for _, logprob in guess.likeliest))
+    if wrong := [logprob for logprob in logprobs if not _LEAST <= logprob <= _MOST]:
+        return f"has {wrong[0]:g}, which is the logarithm of no probability"
+    return None
