@@ -37,6 +37,7 @@ def test_config_file_ranks_below_flags(tmp_path: Path) -> None:
     assert engine_args(given) == EngineArgs(model="m", max_num_seqs=5, kv_memory=1 << 30)
 
 
+KEYS = str(Path(__file__).parent / "keys.txt")
 TARGETS = str(Path(__file__).parent / "targets.toml")
 # A value for each key, and the field and value that it becomes.
 VALUES: dict[str, tuple[str, str, Any]] = {
@@ -44,11 +45,15 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "host": ('"::1"', "host", "::1"),
     "port": ("0", "port", 0),
     "api-key": ('["a", "b"]', "api_keys", ["a", "b"]),
+    "api-key-file": (f'"{KEYS}"', "api_key_file", KEYS),
     "ssl-certfile": ('"/x"', "ssl_certfile", "/x"),
     "ssl-keyfile": ('"/x"', "ssl_keyfile", "/x"),
     "max-body-bytes": ('"1MiB"', "max_body_bytes", 1 << 20),
     "max-messages": ("7", "max_messages", 7),
     "max-prompts": ("7", "max_prompts", 7),
+    "max-request-cost": ("7", "max_request_cost", 7),
+    "tool-parser": ('"none"', "tool_parser", "none"),
+    "reasoning-parser": ('"none"', "reasoning_parser", "none"),
     "drain-s": ("2", "drain_s", 2.0),
     "engine-restarts": ("0", "engine_restarts", 0),
     "engine-hung-s": ("60", "engine_hung_s", 60.0),

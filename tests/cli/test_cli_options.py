@@ -77,6 +77,7 @@ def test_defaults_told_by_help_are_the_structs() -> None:
     assert f"default: {config.max_body_bytes >> 20}MiB)" in text
     assert f"default: {config.max_messages})" in text
     assert f"default: {config.max_prompts})" in text
+    assert f"default: {config.max_request_cost})" in text
     assert f"default: {args.max_num_seqs})" in text
     assert args.prefix_caching
     assert not args.offline

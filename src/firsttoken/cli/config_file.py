@@ -13,6 +13,7 @@ import msgspec
 from firsttoken.cli.options import meant, natural_int, port, positive_int, size, targets, whole_int
 from firsttoken.core.errors import ConfigError
 from firsttoken.server.config import ServerConfig
+from firsttoken.server.key_file import read_keys
 
 # Flags that say nothing about what is served.
 _NOT_KEYS = frozenset({"help", "config"})
@@ -105,8 +106,10 @@ def _shown(value: Any) -> str:
 
 
 def server_config(options: argparse.Namespace) -> ServerConfig:
-    """`ServerConfig` from what was given; raises `ConfigError`."""
+    """`ServerConfig` from what was given, with the keys of a file of keys; raises `ConfigError`."""
     given = {name: getattr(options, name) for name in ServerConfig.__struct_fields__ if hasattr(options, name)}
+    if (path := given.get("api_key_file")) is not None:
+        given["api_keys"] = [*given.get("api_keys", ()), *read_keys(path)]
     try:
         return msgspec.convert(given, ServerConfig)
     except msgspec.ValidationError as error:

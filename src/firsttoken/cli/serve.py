@@ -82,6 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "rule for NAME",
     )
     group.add_argument(
+        "--api-key-file",
+        default=absent,
+        metavar="FILE",
+        help="more keys, one a line, so that none is on the command line; sha256:HEX stands for a key that has this "
+        "SHA-256 (as --api-key takes it, too)",
+    )
+    group.add_argument(
         "--ssl-certfile",
         default=absent,
         metavar="FILE",
@@ -102,6 +109,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=absent,
         metavar="N",
         help="most prompts of one completion request (default: 128)",
+    )
+    group.add_argument(
+        "--max-request-cost",
+        type=positive_int,
+        default=absent,
+        metavar="N",
+        help="most tokens that one request may ask for: its prompt and its longest answer, for each answer; a "
+        "log-probability counts as four (default: 4194304)",
     )
     group.add_argument(
         "--drain-s",

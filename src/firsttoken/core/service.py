@@ -73,12 +73,16 @@ class ClassTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class KeyRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an API key may ask for: no class better than ``max_class``, and ``service_class`` where a request names
     none (by default P2, or ``max_class`` where that is worse). Inside a class, keys are served in proportion to their
-    ``share``. Keys of one ``cache_group`` share cached prefixes; "": none with others. Raises `ConfigError`."""
+    ``share``. Keys of one ``cache_group`` share cached prefixes; "": none with others. The other fields are quotas, of
+    all keys of one name together; None for no bound. Raises `ConfigError`."""
 
     max_class: ServiceClass = ServiceClass.P0
     service_class: ServiceClass | None = None
     share: float = 1.0
     cache_group: str = ""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.share < float("inf"):
@@ -88,6 +92,10 @@ class KeyRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"a key's class {self.service_class.name.lower()} is better than its max_class "
                 f"{self.max_class.name.lower()}"
             )
+
+    @property
+    def has_quota(self) -> bool:
+        return any(one is not None for one in (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent))
 
     @property
     def usual_class(self) -> ServiceClass:

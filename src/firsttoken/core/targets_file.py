@@ -12,6 +12,7 @@
     max_waiting = 64
     [keys]
     "key-name" = { max_class = "p0", class = "p1", share = 1.0, cache_group = "team-a" }
+    "other-name" = { requests_per_minute = 60, tokens_per_minute = 20000, max_concurrent = 4 }
 
 What a class leaves out stays as it is without a file. Every error says the file, the place in it and the value.
 """
@@ -165,6 +166,9 @@ _KEY_FIELDS: dict[str, Callable[[Any], Any]] = {
     "class": _class_name,
     "share": _number,
     "cache_group": _group_name,
+    "requests_per_minute": _count,
+    "tokens_per_minute": _count,
+    "max_concurrent": _count,
 }
 
 

@@ -14,6 +14,7 @@ from firsttoken.server.call import CALLER, JSON, App, Caller, Receive, Scope, Se
 from firsttoken.server.config import ApiKey
 from firsttoken.server.dialects import dialect_of
 from firsttoken.server.errors import ApiError
+from firsttoken.server.quota import Quota
 from firsttoken.server.salts import cache_salts
 
 OPEN_PATHS = frozenset(
@@ -44,7 +45,7 @@ class ApiKeys:
         self._holders: list[tuple[bytes, _Holder]] = []
         named: dict[str, _Holder] = {}
         for one, salt in zip(keys, cache_salts(keys, lasting=lasting), strict=True):
-            digest = hashlib.sha256(one.key.encode()).digest()
+            digest = one.digest
             tenant = hashlib.sha256(b"firsttoken/tenant" + digest).hexdigest()
             holder = _Holder(tenant, one.rule, salt, one.name)
             self._holders.append((digest, named.setdefault(one.name, holder) if one.name else holder))
@@ -72,17 +73,18 @@ class ApiKeys:
 class _Holder:
     """Who has a key; ``caller`` is None until the key's salt is known, which takes a moment after the start."""
 
-    __slots__ = ("_name", "_rule", "_salt", "_tenant", "caller")
+    __slots__ = ("_name", "_quota", "_rule", "_salt", "_tenant", "caller")
 
     def __init__(self, tenant: str, rule: KeyRule, salt: Future[str], name: str) -> None:
         self._tenant, self._rule, self._salt, self._name = tenant, rule, salt, name
+        self._quota = Quota(rule) if rule.has_quota else None
         self.caller: Caller | None = None
         if salt.done():
-            self.caller = Caller(tenant, rule, salt.result(), name)
+            self.caller = Caller(tenant, rule, salt.result(), name, self._quota)
 
     async def wait(self) -> Caller:
         salt = await asyncio.wrap_future(self._salt)
-        self.caller = Caller(self._tenant, self._rule, salt, self._name)
+        self.caller = Caller(self._tenant, self._rule, salt, self._name, self._quota)
         return self.caller
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from firsttoken.core.outcome import Outcome
+from firsttoken.core.outcome import NOT_SERVED, Outcome
 from firsttoken.core.service import KeyRule
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.ended import last_of
@@ -24,6 +24,7 @@ from firsttoken.server.errors import ApiError, Headers, as_api_error, stopping
 
 if TYPE_CHECKING:
     from firsttoken.frontend.generation import Generation
+    from firsttoken.server.quota import Grant, Quota
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -56,12 +57,13 @@ _NOT_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who holds the key of a request. ``tenant`` is who shares a class by ``rule``, ``salt`` what his cached prefixes
-    begin with, ``name`` the key's name ("" for a key without a rule of its own)."""
+    begin with, ``name`` the key's name ("" for a key without a rule of its own), ``quota`` what is left of his."""
 
     tenant: str
     rule: KeyRule
     salt: str = ""
     name: str = ""
+    quota: Quota | None = None
 
 
 ANYBODY = Caller("", KeyRule())
@@ -84,6 +86,7 @@ class Call:
         "ended",
         "failure",
         "generations",
+        "grant",
         "request_id",
         "response_id",
         "scope",
@@ -103,6 +106,7 @@ class Call:
         self.status = 0  # of the answer, as it was sent: a stream that fails had its 200 before
         self.failure: ApiError | None = None  # what it was answered with, or its stream ended with
         self.generations: list[Generation] = []  # what the engine was asked for
+        self.grant: Grant | None = None  # of the quota of its key
         self.complete = False
         self.ended: str | None = None  # why the call was cancelled: "gone" or "stopping"
         self._receive = receive
@@ -139,6 +143,24 @@ class Call:
         """Its timeline, which begins with the call's."""
         last = self.last
         return self.timeline if last is None else last.timeline
+
+    # --------------------------------------------------------------------- quota
+
+    def enter(self) -> None:
+        """Within the requests that its key may send. Raises `ApiError` 429."""
+        quota = self.caller.quota
+        if quota is not None:
+            self.grant = quota.enter()
+
+    def reserve(self, prompt: int, output: int, *, asked: bool = True) -> None:
+        """Within the tokens that its key may use: those of its prompts, and of the longest answers to them; ``asked``:
+        these are as long as the caller said. Raises `ApiError` 429 or 400."""
+        if self.grant is not None:
+            self.grant.reserve(prompt, output, asked=asked)
+
+    def _settle(self) -> None:
+        if self.grant is not None:
+            self.grant.close(sum(_used(one) for one in self.generations))
 
     # ------------------------------------------------------------------- reading
 
@@ -198,6 +220,7 @@ class Call:
         return True
 
     def close(self) -> None:
+        self._settle()
         if self._watcher is not None:
             self._watcher.cancel()
 
@@ -237,6 +260,8 @@ class Call:
     async def _start(self, status: int, headers: Headers) -> None:
         self.started = True
         self.status = status
+        if self.grant is not None and status != 429:  # a refusal has them already
+            headers = [*headers, *self.grant.headers()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
@@ -274,6 +299,7 @@ class Live:
 
 async def _guarded(handler: Handler, call: Call) -> None:
     try:
+        call.enter()
         await handler(call)
     except ClientGone:
         call.ended = "gone"
@@ -291,6 +317,13 @@ async def _ended(call: Call) -> None:
         await call.fail(stopping())
     else:
         call.last_timeline.stamp(Mark.FAILED)
+
+
+def _used(generation: Generation) -> int:
+    """Tokens that count: a request that was never computed, by no doing of the caller's, took none."""
+    if generation.outcome in NOT_SERVED and not generation.completion_tokens:
+        return 0
+    return generation.prompt_tokens + generation.completion_tokens
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

@@ -14,6 +14,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call, unique_id
+from firsttoken.server.cost import allow
 from firsttoken.server.decode import Prompt, RequestDecoder, decode_prompts, off_loop
 from firsttoken.server.encode import (
     ChunkWriter,
@@ -130,6 +131,7 @@ class CompletionRoute:
             for prompt, ids, name in zip(prompts, encoded, names, strict=True)
         ]
         call.timeline.stamp(Mark.TOKENIZED)
+        allow(self._state, call, encoded, params)
         call.response_id = unique_id("cmpl")
         job = CompletionJob(request, params, tier, [], [_Answer() for _ in range(len(prompts) * params.n)])
         try:

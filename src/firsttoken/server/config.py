@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from typing import Literal
 
 import msgspec
@@ -23,36 +25,51 @@ PROMPT_BYTES_PER_TOKEN = 64
 LEAST_HUNG_S = 5.0
 
 
+HASHED = "sha256:"
+_DIGEST = re.compile(HASHED + "[0-9a-fA-F]{64}")
+
+
 class ApiKey(msgspec.Struct, frozen=True):
-    """``name`` is "" for a key without a rule of its own, which may ask for everything."""
+    """``name`` is "" for a key without a rule of its own, which may ask for everything. ``key`` is as it was given: it
+    may be ``sha256:`` and the digest of the key in hex."""
 
     name: str
     key: str
     rule: KeyRule = KeyRule()
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the key."""
+        if self.key.startswith(HASHED):
+            return bytes.fromhex(self.key.removeprefix(HASHED))
+        return hashlib.sha256(self.key.encode()).digest()
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of the HTTP server, under the names of the command line (``--api-key`` is ``api_keys``).
 
     ``port`` 0 takes a free one. Without ``api_keys`` every caller is served. A key for which ``targets`` has a rule is
-    given as NAME=KEY; any other text is a key as a whole. ``max_body_bytes`` bounds a request's body (413 above it),
-    ``max_messages`` a conversation, ``max_prompts`` the prompts of one completion request. ``drain_s`` is how long
-    running requests may take to finish after SIGTERM. An engine that dies is started again ``engine_restarts`` times
-    within five minutes at most, and one that says nothing for ``engine_hung_s`` seconds counts as dead.
-    ``prompt_templates`` is a file of chats' beginnings that are tokenised at the start (`text.prompt_templates`).
-    ``raw_control_tokens`` says what text that looks like a control token is in raw prompts: "parse" makes it one, as
-    vLLM does, and "text" leaves it text, as it always is in chats. ``otlp_endpoint`` is the collector to which traces
-    and metrics go, by ``otlp_protocol``; what is left out the environment may say (`observability.otlp.settings`). With
-    ``ssl_certfile`` the port speaks TLS (`server.tls`); ``ssl_keyfile`` may be left out where that file has the key.
-    ``tool_parser`` and ``reasoning_parser`` say how the model's answers are read (`text.answer_formats`).
-    """
+    given as NAME=KEY; any other text is a key as a whole. ``api_key_file`` says where more of them were read
+    (`server.key_file`). ``max_body_bytes`` bounds a request's body (413 above it), ``max_messages`` a conversation,
+    ``max_prompts`` the prompts of one completion request. ``max_request_cost`` is what one request may cost
+    (`server.cost`). ``drain_s`` is how long running requests may take to finish after SIGTERM. An engine that dies is
+    started again ``engine_restarts`` times within five minutes at most, and one that says nothing for ``engine_hung_s``
+    seconds counts as dead. ``prompt_templates`` is a file of chats' beginnings that are tokenised at the start
+    (`text.prompt_templates`). ``raw_control_tokens`` says what text that looks like a control token is in raw prompts:
+    "parse" makes it one, as vLLM does, and "text" leaves it text, as it always is in chats. ``otlp_endpoint`` is the
+    collector to which traces and metrics go, by ``otlp_protocol``; what is left out the environment may say
+    (`observability.otlp.settings`). With ``ssl_certfile`` the port speaks TLS (`server.tls`); ``ssl_keyfile`` may be
+    left out where that file has the key. ``tool_parser`` and ``reasoning_parser`` say how the model's answers are read
+    (`text.answer_formats`)."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
     max_body_bytes: int = 32 * MIB
     max_messages: int = 4096
     max_prompts: int = 128
+    max_request_cost: int = 1 << 22
     drain_s: float = 30.0
     engine_restarts: int = 3
     engine_hung_s: float = DEAD_AFTER_S
@@ -70,7 +87,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Raises `ConfigError`."""
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be in [0, 65535], got {self.port}")
-        for name in ("max_body_bytes", "max_messages", "max_prompts"):
+        for name in ("max_body_bytes", "max_messages", "max_prompts", "max_request_cost"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.drain_s < math.inf:
@@ -96,7 +113,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             one.key and one.key.isascii() and one.key.isprintable() and one.key == one.key.strip() for one in keys
         ):
             raise ConfigError("an API key must be printable ASCII, not empty, without blanks around it")
-        if len({one.key for one in keys}) < len({(one.key, one.name) for one in keys}):
+        if any(one.key.startswith(HASHED) and _DIGEST.fullmatch(one.key) is None for one in keys):
+            raise ConfigError(
+                f"an API key that begins with {HASHED!r} is the SHA-256 of one, in 64 digits of hex, as from: "
+                "printf %s KEY | sha256sum"
+            )
+        if len({one.digest for one in keys}) < len({(one.digest, one.name) for one in keys}):
             raise ConfigError("one API key is given under two names: whose rule would hold? Give each name its own key")
         for name in self.targets.keys:
             if all(one.name != name for one in keys):

@@ -15,6 +15,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms
 from firsttoken.core.timeline import Mark
 from firsttoken.server.call import Call
+from firsttoken.server.cost import allow
 from firsttoken.server.errors import bad_request
 from firsttoken.server.readers import AnswerReaders
 from firsttoken.server.state import AppState
@@ -108,6 +109,7 @@ async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversati
     call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)
     call.timeline.stamp(Mark.TOKENIZED, rendered.tokenized_ns)
     readers = AnswerReaders.of(formats, ask.params, tools, llm.tokenizer, rendered.text)
+    allow(state, call, [rendered.ids], ask.params, param=ask.param)
     try:
         generation = llm.open(
             rendered.ids,

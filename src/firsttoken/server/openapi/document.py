@@ -28,7 +28,7 @@ _REASONS = {
     408: "The body did not come.",
     413: "The body is too large.",
     415: "The body is encoded in a way that is not supported.",
-    429: "Too much goes before it: `Retry-After` says when to come back.",
+    429: "Too much goes before it, or the quota of its key is used up: `Retry-After` says when to come back.",
     500: "The server failed.",
     503: "The server cannot answer now: `Retry-After` says when to come back.",
     504: "It could not start within `deadline_ms`.",

@@ -51,9 +51,9 @@ class Operation:
 
 
 # Of whatever reads a body: what is wrong with it, with the model's name, its time, its size, its encoding.
-_BODY = (400, 404, 408, 413, 415)
+_BODY = (400, 404, 408, 413, 415, 429)
 # Of whatever asks the engine: a class that the key may not have, too many before it, failed, not there, too late.
-_ENGINE = (*_BODY, 403, 429, 500, 503, 504)
+_ENGINE = (*_BODY, 403, 500, 503, 504)
 _HTML = "text/html"
 REDIRECT = "redirect"
 
