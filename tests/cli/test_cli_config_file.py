@@ -54,6 +54,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "max-request-cost": ("7", "max_request_cost", 7),
     "tool-parser": ('"none"', "tool_parser", "none"),
     "reasoning-parser": ('"none"', "reasoning_parser", "none"),
+    "responses-store": ("0", "responses_store", 0),
     "drain-s": ("2", "drain_s", 2.0),
     "engine-restarts": ("0", "engine_restarts", 0),
     "engine-hung-s": ("60", "engine_hung_s", 60.0),

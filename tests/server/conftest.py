@@ -76,6 +76,19 @@ class Reply:
                 found.append(data if data == "[DONE]" else json.loads(data))
         return found
 
+    @property
+    def named_events(self) -> list[tuple[str, dict]]:
+        """The name and the parsed data of all events, of a stream whose events have names."""
+        found = []
+        for block in self.body.decode("utf-8").split("\n\n"):
+            if block:
+                name, data = block.split("\n")
+                assert name.startswith("event: "), block
+                assert data.startswith("data: "), block
+                found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+                assert found[-1][1]["type"] == found[-1][0]
+        return found
+
 
 class Exchange:
     """One request at the ASGI level; the client may leave at any time."""

@@ -71,6 +71,31 @@ async def test_the_streaming_helper(url):
     assert final.choices[0].message.content == "Hello, world!"
 
 
+async def test_responses(url):
+    async with async_client(url) as ai:
+        first = await ai.responses.create(model="stub", input="hi", instructions="be kind")
+        assert (first.output_text, first.status, first.usage.output_tokens) == ("Hello, world!", "completed", 14)
+        events = [event async for event in await ai.responses.create(model="stub", input="hi", stream=True)]
+        assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == "Hello, world!"
+        assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+        going_on = {"model": "stub", "input": [*first.output, *MESSAGES], "previous_response_id": first.id}
+        async with ai.responses.stream(**going_on) as stream:
+            async for _ in stream:
+                pass
+            final = await stream.get_final_response()
+        assert (final.output_text, final.previous_response_id) == ("Hello, world!", first.id)
+        assert (await ai.responses.retrieve(first.id)).output_text == "Hello, world!"
+        listed = [item async for item in ai.responses.input_items.list(final.id, order="asc", limit=1)]
+        assert [item.type for item in listed] == ["message", "message"]
+        assert listed[-1].content[0].text == "hi"
+        await ai.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await ai.responses.create(**going_on)
+        with pytest.raises(openai.BadRequestError) as bad:
+            await ai.responses.create(model="stub", input="hi", background=True)
+        assert bad.value.param == "background"
+
+
 async def test_errors_are_the_clients_own(url):
     async with async_client(url) as ai:
         with pytest.raises(openai.NotFoundError) as missing:

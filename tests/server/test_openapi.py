@@ -31,10 +31,15 @@ KEY = {"authorization": "Bearer secret"}
 LEAST = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [104, 105]},
 }
-BY_PATH = {one.path: one for one in OPERATIONS}
+PROBABILITIES = {
+    "/v1/chat/completions": {"logprobs": True},
+    "/v1/responses": {"include": ["message.output_text.logprobs"]},
+}
+BY_PATH = {one.path: one for one in reversed(OPERATIONS)}
 
 
 async def test_every_route_of_the_application_is_described_and_no_other(client):
@@ -91,6 +96,11 @@ ASKED = {
         {"prompt": ["a", "b"], "n": 2, "logprobs": 2, "return_token_ids": True, "timings": True},
         {"prompt": [104, 105], "echo": True, "max_tokens": 2},
     ],
+    "/v1/responses": [
+        {},
+        {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "timings": True},
+        {"max_output_tokens": 3, "metadata": {"a": "b"}, "instructions": "be kind"},
+    ],
     "/tokenize": [{}, {"return_token_strs": True}],
     "/detokenize": [{}, {"tokens": [0xF0, 0x9F]}],
 }
@@ -106,6 +116,10 @@ async def test_answers_are_as_described(client, path):
         event = BY_PATH[path].event
         if event is None:
             continue
+        if path == "/v1/responses":
+            for _, one in (await client.post(path, {**body, "stream": True})).named_events:
+                msgspec.convert(one, event)
+            continue
         for options in (None, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}):
             stream = await client.post(path, {**body, "stream": True, "stream_options": options})
             for one in stream.events[:-1]:
@@ -117,10 +131,12 @@ async def test_what_the_server_says_of_itself_is_as_described(make_client):
         await client.chat(max_tokens=3)
         call = client.start("/v1/completions", {"prompt": "hi", "max_tokens": 500, "stream": True})
         await call.first_byte.wait()
+        kept = (await client.post("/v1/responses", {"input": "hi", "max_output_tokens": 3})).json["id"]
         for one in OPERATIONS:
             if one.method != "GET" or isinstance(one.answer, str):
                 continue
-            reply = await client.get(one.path.format(name="stub", id=client.llm.recent.latest(1)[0].id))
+            # Its response's id is a request's name, too.
+            reply = await client.get(one.path.format(name="stub", id=kept))
             assert reply.status == 200, one.path
             answer_of(one.path, reply.body)
         call.leave()
@@ -157,7 +173,7 @@ def within(schema: dict) -> list[object]:
 async def test_what_lies_outside_of_a_bound_is_refused(client, path):
     properties = document()["components"]["schemas"][BY_PATH[path].takes.__name__]["properties"]
     for name, schema in properties.items():
-        least = {**LEAST[path], **({"logprobs": True} if name == "top_logprobs" else {})}
+        least = {**LEAST[path], **(PROBABILITIES[path] if name == "top_logprobs" else {})}
         for value in beside(schema):
             reply = await client.post(path, {**least, name: value})
             assert (reply.status, reply.error["param"].partition("[")[0]) == (400, name), (name, value)

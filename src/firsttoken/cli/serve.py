@@ -119,6 +119,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "log-probability counts as four (default: 4194304)",
     )
     group.add_argument(
+        "--responses-store",
+        type=natural_int,
+        default=absent,
+        metavar="N",
+        help="answers to /v1/responses that are kept in memory to be gone on with (default: 1000; 0 keeps none)",
+    )
+    group.add_argument(
         "--drain-s",
         type=float,
         default=absent,

@@ -24,6 +24,9 @@ from firsttoken.server.meta import meta_routes
 from firsttoken.server.openapi import OpenApi
 from firsttoken.server.recorder import Recorder
 from firsttoken.server.requests import request_routes
+from firsttoken.server.responses.kept import kept_routes
+from firsttoken.server.responses.route import ResponsesRoute
+from firsttoken.server.responses.store import ResponseStore
 from firsttoken.server.state import AppState
 from firsttoken.server.tokenization import DetokenizeRoute, TokenizeRoute
 from firsttoken.text.answer_formats import AnswerFormats
@@ -37,6 +40,7 @@ _OPENAI = re.compile(
     r"realtime|responses|threads|uploads|vector_stores|videos)(/|$)"
 )
 
+_ANSWERED = "POST /v1/chat/completions, /v1/completions and /v1/responses"
 # Families of the other routes.
 _OTHERS = (
     ", POST /tokenize and /detokenize, and GET /v1/models, /v1/requests, /v1/kv, /metrics, /health, /dashboard, "
@@ -78,14 +82,22 @@ class _Router:
     def __init__(self, state: AppState, dashboard: Dashboard, recorder: Recorder) -> None:
         self._live = state.live
         self._recorder = recorder
+        responses = ResponseStore(state.config.responses_store)
         self._hot: dict[str, Handler] = {
             "/v1/chat/completions": ChatRoute(state),
             "/v1/completions": CompletionRoute(state),
+            "/v1/responses": ResponsesRoute(state, responses),
             "/tokenize": TokenizeRoute(state),
             "/detokenize": DetokenizeRoute(state),
         }
         openapi = OpenApi(keys=bool(state.config.api_keys))
-        rest = [*meta_routes(state), *request_routes(state), *dashboard.routes(), openapi.route()]
+        rest = [
+            *meta_routes(state),
+            *request_routes(state),
+            *kept_routes(responses),
+            *dashboard.routes(),
+            openapi.route(),
+        ]
         self.routes = frozenset(
             [("POST", path) for path in self._hot]
             + [(method, one.path_format) for one in rest for method in one.methods or ()]
@@ -131,7 +143,7 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     shown = f"{request.method} {path if len(path) <= 200 else path[:200] + '...'}"
     known = _OPENAI.match(path) is not None
     message = f"{shown} is not implemented here" if known else f"Unknown path: {shown}"
-    message += "; this server answers POST /v1/chat/completions and POST /v1/completions" + ("" if known else _OTHERS)
+    message += f"; this server answers {_ANSWERED}" + ("" if known else _OTHERS)
     return _response(request, ApiError(exc.status_code, message, code="unknown_url"))
 
 

@@ -117,9 +117,7 @@ class Call:
     @property
     def caller(self) -> Caller:
         """Whose key came with the request."""
-        found = self.scope.get(CALLER, ANYBODY)
-        assert isinstance(found, Caller)
-        return found
+        return caller_of(self.scope)
 
     @property
     def outcome(self) -> Outcome:
@@ -324,6 +322,13 @@ def _used(generation: Generation) -> int:
     if generation.outcome in NOT_SERVED and not generation.completion_tokens:
         return 0
     return generation.prompt_tokens + generation.completion_tokens
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Whose key came with a request."""
+    found = scope.get(CALLER, ANYBODY)
+    assert isinstance(found, Caller)
+    return found
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

@@ -52,7 +52,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     given as NAME=KEY; any other text is a key as a whole. ``api_key_file`` says where more of them were read
     (`server.key_file`). ``max_body_bytes`` bounds a request's body (413 above it), ``max_messages`` a conversation,
     ``max_prompts`` the prompts of one completion request. ``max_request_cost`` is what one request may cost
-    (`server.cost`). ``drain_s`` is how long running requests may take to finish after SIGTERM. An engine that dies is
+    (`server.cost`). ``responses_store`` is how many responses are kept to be asked for again, 0 for none. ``drain_s``
+    is how long running requests may take to finish after SIGTERM. An engine that dies is
     started again ``engine_restarts`` times within five minutes at most, and one that says nothing for ``engine_hung_s``
     seconds counts as dead. ``prompt_templates`` is a file of chats' beginnings that are tokenised at the start
     (`text.prompt_templates`). ``raw_control_tokens`` says what text that looks like a control token is in raw prompts:
@@ -70,6 +71,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_messages: int = 4096
     max_prompts: int = 128
     max_request_cost: int = 1 << 22
+    responses_store: int = 1000
     drain_s: float = 30.0
     engine_restarts: int = 3
     engine_hung_s: float = DEAD_AFTER_S
@@ -90,6 +92,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("max_body_bytes", "max_messages", "max_prompts", "max_request_cost"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.responses_store < 0:
+            raise ConfigError(f"responses_store must be 0 or more, got {self.responses_store}")
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s must be a number of seconds, 0 or more, got {self.drain_s}")
         if self.engine_restarts < 0:

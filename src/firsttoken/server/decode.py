@@ -73,6 +73,15 @@ def decode_json(
         raise _not_json(bytes(data), str(error), at) from None
 
 
+def as_type(value: Any, wanted: type[T], at: str) -> T:
+    """The field ``at`` of a body, decoded as plain JSON, as what it should be; raises `ApiError` 400 naming the
+    place."""
+    try:
+        return msgspec.convert(value, wanted)
+    except msgspec.ValidationError as error:
+        raise _wrong_value(str(error), at, MappingProxyType({})) from None
+
+
 async def off_loop(size: int, work: Callable[..., T], *args: Any) -> T:
     """Run ``work(*args)`` here when its input is small, else in a thread."""
     if size <= INLINE_BYTES:

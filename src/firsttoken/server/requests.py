@@ -12,17 +12,16 @@ from starlette.routing import Route
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S
 from firsttoken.core.timeline import Mark
 from firsttoken.observability.recent import EndedRequest, RecentRequests
-from firsttoken.server.call import ANYBODY, CALLER
+from firsttoken.server.call import caller_of
 from firsttoken.server.encode import to_json
-from firsttoken.server.errors import ApiError, bad_request
-from firsttoken.server.query import check_query
+from firsttoken.server.errors import ApiError
+from firsttoken.server.query import check_query, whole_number
 
 if TYPE_CHECKING:
     from firsttoken.server.state import AppState
 
 LATEST = 100
 _SHOWN_ID = 200
-_LIMIT_DIGITS = 9
 # An account that nobody has asked for yet takes up to half a millisecond: after so many, others have their turn.
 _TURN = 4
 
@@ -43,9 +42,10 @@ class _Requests:
 
     async def latest(self, request: Request) -> Response:
         check_query(request, "limit")
-        limit = _limit(request.query_params.get("limit"), self._recent.capacity)
+        most = self._recent.capacity
+        limit = whole_number(request, "limit", min(LATEST, most), most)
         data = []
-        for count, one in enumerate(self._recent.latest(limit, _tenant(request)), 1):
+        for count, one in enumerate(self._recent.latest(limit, caller_of(request.scope).tenant), 1):
             data.append(shown(one))
             if not count % _TURN:
                 await asyncio.sleep(0)
@@ -54,7 +54,7 @@ class _Requests:
     async def one(self, request: Request) -> Response:
         check_query(request)
         id_ = request.path_params["id"]
-        found = self._recent.get(id_, _tenant(request))
+        found = self._recent.get(id_, caller_of(request.scope).tenant)
         if found is None:
             raise _unknown(id_, self._recent)
         return Response(to_json(shown(found, whole=True)), media_type="application/json")
@@ -88,19 +88,6 @@ def shown(ended: EndedRequest, *, whole: bool = False) -> dict[str, Any]:
 
 def _since(ended: EndedRequest, ns: int) -> float:
     return (ns - ended.received_ns) / NS_PER_MS
-
-
-def _tenant(request: Request) -> str:
-    tenant: str = request.scope.get(CALLER, ANYBODY).tenant
-    return tenant
-
-
-def _limit(given: str | None, most: int) -> int:
-    if given is None:
-        return min(LATEST, most)
-    if not (given.isascii() and given.isdigit() and len(given) <= _LIMIT_DIGITS and 1 <= int(given) <= most):
-        raise bad_request(f"limit must be a whole number from 1 to {most}, got {given!r:.80}", "limit")
-    return int(given)
 
 
 def _unknown(id_: str, recent: RecentRequests) -> ApiError:

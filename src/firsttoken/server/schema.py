@@ -24,6 +24,32 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: Any = None
 
 
+class Extras(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What chat takes beyond OpenAI's fields, for routes of other APIs: each as in a `ChatRequest`."""
+
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Number | None = None
+    logit_bias: dict[str, float] | None = None
+    top_k: Number | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[Number] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Number | None = None
+    priority: Number | None = None
+    cache_salt: str | None = None
+    timings: bool | None = None
+    deadline_ms: Number | None = None
+    cache_hint: CacheHint | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def extras_of(request: Extras) -> dict[str, Any]:
+    """They by name, to make a `ChatRequest` of."""
+    return {name: getattr(request, name) for name in Extras.__struct_fields__}
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What chat and completions share."""
 

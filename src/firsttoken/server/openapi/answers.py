@@ -17,11 +17,11 @@ ChatFinishReason = Literal["stop", "length", "tool_calls"]
 ServiceTier = Literal["default", "flex", "priority", "p0", "p1", "p2"]
 
 
-class _Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The base of all: a key that is not named here must not be in an answer."""
 
 
-class ErrorDetail(_Answer):
+class ErrorDetail(Answer):
     """``param`` names the field at fault, ``code`` is a stable word for programs."""
 
     message: str
@@ -30,25 +30,25 @@ class ErrorDetail(_Answer):
     code: str | None
 
 
-class ErrorResponse(_Answer):
+class ErrorResponse(Answer):
     """Every answer other than success; in a stream that fails, the last event."""
 
     error: ErrorDetail
 
 
-class CachedTokens(_Answer):
+class CachedTokens(Answer):
     """Prompt tokens that were found in the KV cache, in all tiers together."""
 
     cached_tokens: int
 
 
-class ReasoningTokens(_Answer):
+class ReasoningTokens(Answer):
     """Tokens of answers that are reasoning, with the marks around it."""
 
     reasoning_tokens: int
 
 
-class Usage(_Answer):
+class Usage(Answer):
     """Tokens of all prompts and answers of the request; ``completion_tokens_details`` where the model reasons."""
 
     prompt_tokens: int
@@ -61,7 +61,7 @@ class Usage(_Answer):
 # ------------------------------------------------------------------ chat completions
 
 
-class TokenLogprob(_Answer):
+class TokenLogprob(Answer):
     """A token with the logarithm of its probability; an impossible token has -9999."""
 
     token: str
@@ -75,21 +75,21 @@ class ChosenLogprob(TokenLogprob):
     top_logprobs: list[TokenLogprob]
 
 
-class ChatLogprobs(_Answer):
+class ChatLogprobs(Answer):
     """One entry a token."""
 
     content: list[ChosenLogprob]
     refusal: None
 
 
-class CalledFunction(_Answer):
+class CalledFunction(Answer):
     """``arguments`` is JSON text, as the model wrote it."""
 
     name: str
     arguments: str
 
 
-class ToolCall(_Answer):
+class ToolCall(Answer):
     """A tool that the model calls."""
 
     id: str
@@ -97,7 +97,7 @@ class ToolCall(_Answer):
     function: CalledFunction
 
 
-class AnswerMessage(_Answer):
+class AnswerMessage(Answer):
     """The answer of one choice; ``content`` is null where there are only calls. ``reasoning`` is what vLLM's newer
     clients call ``reasoning_content``."""
 
@@ -109,7 +109,7 @@ class AnswerMessage(_Answer):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class ChatChoice(_Answer):
+class ChatChoice(Answer):
     """``stop_reason``: the stop string or token id that ended it."""
 
     index: int
@@ -120,7 +120,7 @@ class ChatChoice(_Answer):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(_Answer):
+class ChatCompletion(Answer):
     """A whole answer in chat."""
 
     id: str
@@ -134,14 +134,14 @@ class ChatCompletion(_Answer):
     timings: Timings | UnsetType = UNSET
 
 
-class FunctionDelta(_Answer):
+class FunctionDelta(Answer):
     """The name comes with a call's first piece, its arguments with those after it."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
-class ToolCallDelta(_Answer):
+class ToolCallDelta(Answer):
     """A piece of the answer's call number ``index``."""
 
     index: int
@@ -150,7 +150,7 @@ class ToolCallDelta(_Answer):
     type: Literal["function"] | UnsetType = UNSET
 
 
-class ChatDelta(_Answer):
+class ChatDelta(Answer):
     """What a chunk adds to a choice; the last one of a choice adds nothing."""
 
     role: Literal["assistant"] | UnsetType = UNSET
@@ -160,7 +160,7 @@ class ChatDelta(_Answer):
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
-class ChatChunkChoice(_Answer):
+class ChatChunkChoice(Answer):
     """A piece of one choice; ``finish_reason`` on its last piece."""
 
     index: int
@@ -172,7 +172,7 @@ class ChatChunkChoice(_Answer):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletionChunk(_Answer):
+class ChatCompletionChunk(Answer):
     """One event of a stream. With ``include_usage`` each has ``usage``, null but in the last, which has no choices."""
 
     id: str
@@ -188,7 +188,7 @@ class ChatCompletionChunk(_Answer):
 # ----------------------------------------------------------------------- completions
 
 
-class LegacyLogprobs(_Answer):
+class LegacyLogprobs(Answer):
     """Four lists of equal length, one entry a token."""
 
     tokens: list[str]
@@ -197,7 +197,7 @@ class LegacyLogprobs(_Answer):
     text_offset: list[int]
 
 
-class CompletionChoice(_Answer):
+class CompletionChoice(Answer):
     """``index`` counts the answers of the first prompt, then those of the second, and so on."""
 
     index: int
@@ -209,7 +209,7 @@ class CompletionChoice(_Answer):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(_Answer):
+class Completion(Answer):
     """All answers to the prompts of one request."""
 
     id: str
@@ -222,7 +222,7 @@ class Completion(_Answer):
     timings: Timings | UnsetType = UNSET
 
 
-class CompletionChunkChoice(_Answer):
+class CompletionChunkChoice(Answer):
     """A piece of one choice; ``finish_reason`` on its last piece."""
 
     index: int
@@ -234,7 +234,7 @@ class CompletionChunkChoice(_Answer):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class CompletionChunk(_Answer):
+class CompletionChunk(Answer):
     """One event of a stream. With ``include_usage`` each has ``usage``, null but in the last, which has no choices."""
 
     id: str
@@ -250,7 +250,7 @@ class CompletionChunk(_Answer):
 # ---------------------------------------------------------------------- token routes
 
 
-class Tokenized(_Answer):
+class Tokenized(Answer):
     """``token_strs`` is null unless asked for."""
 
     count: int
@@ -259,7 +259,7 @@ class Tokenized(_Answer):
     token_strs: list[str] | None
 
 
-class Detokenized(_Answer):
+class Detokenized(Answer):
     """The text of the tokens; bytes that are not UTF-8 are U+FFFD."""
 
     prompt: str
@@ -268,7 +268,7 @@ class Detokenized(_Answer):
 # ----------------------------------------------------------------- about the server
 
 
-class ModelCard(_Answer):
+class ModelCard(Answer):
     """``self_check``: what comparing with the model's own reference gave, null where it has none."""
 
     id: str
@@ -279,20 +279,20 @@ class ModelCard(_Answer):
     self_check: dict[str, Any] | None
 
 
-class ModelList(_Answer):
+class ModelList(Answer):
     """The one model that is served."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class Version(_Answer):
+class Version(Answer):
     """The server's version."""
 
     version: str
 
 
-class RequestRecord(_Answer):
+class RequestRecord(Answer):
     """A request that has ended. ``timings`` is its account; ``timeline`` and ``token_ms`` only where one is asked for
     by its id."""
 
@@ -316,14 +316,14 @@ class RequestRecord(_Answer):
     token_ms: list[float] | UnsetType = UNSET
 
 
-class RequestList(_Answer):
+class RequestList(Answer):
     """The latest requests that have ended, newest first."""
 
     object: Literal["list"]
     data: list[RequestRecord]
 
 
-class Blocks(_Answer):
+class Blocks(Answer):
     """KV blocks of the device, as of now."""
 
     total: int
@@ -332,7 +332,7 @@ class Blocks(_Answer):
     free: int
 
 
-class KVCache(_Answer):
+class KVCache(Answer):
     """Blocks as of now, all else totals since the start; null where nothing was told yet, or there is no such tier."""
 
     blocks: Blocks

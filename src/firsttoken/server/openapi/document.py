@@ -39,7 +39,7 @@ _INTRODUCTION = (
 )
 _EVENTS = (
     "Server-sent events: each `data:` line holds one object (`x-event-schema`), or where the stream fails an error and "
-    "nothing after it; that of an answer ends with `data: [DONE]`."
+    "nothing after it; that of a completion ends with `data: [DONE]`."
 )
 _SCHEME = {"type": "http", "scheme": "bearer", "description": "One of the server's API keys."}
 

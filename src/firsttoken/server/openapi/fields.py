@@ -16,6 +16,9 @@ from firsttoken.core.cache_hint import MAX_TTL_S, TOOL_RESULT
 from firsttoken.core.sampling_params import MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_STOPS
 from firsttoken.core.service import CLASS_NAMES, MAX_DEADLINE_MS
 from firsttoken.server.decode import MAX_TOKEN_ID
+from firsttoken.server.openapi.responses import INPUT
+from firsttoken.server.responses.request import MAX_KEY_CHARS, MAX_METADATA, MAX_VALUE_CHARS
+from firsttoken.server.responses.schema import Item
 from firsttoken.server.service import MAX_PRIORITY, MAX_SALT_CHARS
 from firsttoken.server.tools import MAX_TOOLS
 from firsttoken.text.tools.formats import MAX_NAME
@@ -96,6 +99,7 @@ RAW: dict[str, Any] = {
     "TokenizeRequest.prompt": str | None,
     "TokenizeRequest.messages": Messages | None,
     "DetokenizeRequest.tokens": list[TokenId],
+    "ResponsesRequest.input": str | list[Item],
 }
 # Numbers that need not be whole, though the server's type for them is that of whole ones.
 FRACTIONS = frozenset({"deadline_ms", "ttl_s"})
@@ -137,6 +141,9 @@ FIELDS = {
     "stream_options": _field("Only with `stream`."),
     "n": _range("How many answers.", 1, MAX_N),
     "max_tokens": _range("The longest answer, in tokens: a bound, which may lie beyond the context.", 1, _MAX_INT),
+    "max_output_tokens": _range(
+        "The longest answer, in tokens: a bound, which may lie beyond the context.", 1, _MAX_INT
+    ),
     "max_completion_tokens": _range("The same as `max_tokens`.", 1, _MAX_INT),
     "min_tokens": _range("No end token before so many.", 0, _MAX_INT),
     "temperature": _field("0 takes the likeliest token always.", minimum=0),
@@ -196,6 +203,20 @@ FIELDS = {
     "CacheHint.priority": _field("The class by which eviction scores it.", enum=[*CLASS_NAMES, None]),
     "StreamOptions.include_usage": _field("A last chunk with the tokens used."),
     "StreamOptions.continuous_usage_stats": _field("The tokens used so far on every chunk. Needs `include_usage`."),
+    "ResponsesRequest.input": _field("What the user says, or the items of a conversation.", **INPUT),
+    "instructions": _field("The system message before it all, of this response alone."),
+    "previous_response_id": _field("The kept response that this one goes on from."),
+    "store": _field("False: do not keep the response."),
+    "include": _field("`message.output_text.logprobs` shows the probabilities of the text's tokens."),
+    "ResponsesRequest.top_logprobs": _range("So many of the likeliest tokens at each place.", 0, MAX_LOGPROBS),
+    "ResponsesRequest.metadata": _field(
+        "Told again in the response.",
+        maxProperties=MAX_METADATA,
+        propertyNames={"maxLength": MAX_KEY_CHARS},
+        additionalProperties={"type": "string", "maxLength": MAX_VALUE_CHARS},
+    ),
+    "text": _field("What the text of the answer must be like."),
+    "reasoning": _field("How much a model that can think thinks."),
     "user": _field("Changes nothing."),
     "metadata": _field("Changes nothing."),
     "prompt_cache_key": _field("Changes nothing."),

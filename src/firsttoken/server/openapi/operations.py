@@ -9,7 +9,9 @@ import msgspec
 
 from firsttoken.observability.health import Health, State
 from firsttoken.server.meta import Readiness
-from firsttoken.server.openapi import answers
+from firsttoken.server.openapi import answers, responses
+from firsttoken.server.responses.kept import MAX_LISTED
+from firsttoken.server.responses.schema import ResponsesRequest
 from firsttoken.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 
@@ -43,7 +45,7 @@ class Operation:
     tag: str
     answer: type[Any] | str
     takes: type[msgspec.Struct] | None = None
-    event: type[Any] | None = None
+    event: Any = None
     errors: tuple[int, ...] = ()
     also: tuple[int, ...] = ()
     path_parameters: tuple[Parameter, ...] = ()
@@ -56,6 +58,7 @@ _BODY = (400, 404, 408, 413, 415, 429)
 _ENGINE = (*_BODY, 403, 500, 503, 504)
 _HTML = "text/html"
 REDIRECT = "redirect"
+_RESPONSE_ID = Parameter("id", "Of the response.", {"type": "string"})
 
 OPERATIONS = (
     Operation(
@@ -77,6 +80,48 @@ OPERATIONS = (
         takes=CompletionRequest,
         event=answers.CompletionChunk,
         errors=_ENGINE,
+    ),
+    Operation(
+        "POST",
+        "/v1/responses",
+        "Answer a conversation, in items",
+        "Generation",
+        responses.ResponseObject,
+        takes=ResponsesRequest,
+        event=responses.ResponseEvent,
+        errors=_ENGINE,
+    ),
+    Operation(
+        "GET",
+        "/v1/responses/{id}",
+        "A response that is kept",
+        "Generation",
+        responses.ResponseObject,
+        errors=(400, 404),
+        path_parameters=(_RESPONSE_ID,),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/responses/{id}",
+        "Keep a response no longer",
+        "Generation",
+        responses.DeletedResponse,
+        errors=(400, 404),
+        path_parameters=(_RESPONSE_ID,),
+    ),
+    Operation(
+        "GET",
+        "/v1/responses/{id}/input_items",
+        "The input of a response that is kept",
+        "Generation",
+        responses.InputItems,
+        errors=(400, 404),
+        path_parameters=(_RESPONSE_ID,),
+        query=(
+            Parameter("limit", "At most so many.", {"type": "integer", "minimum": 1, "maximum": MAX_LISTED}),
+            Parameter("order", "By age.", {"enum": ["asc", "desc"]}),
+            Parameter("after", "Those behind the item of this id.", {"type": "string"}),
+        ),
     ),
     Operation(
         "POST",

@@ -53,7 +53,7 @@ class Described:
     def _kind(self, struct: type[msgspec.Struct], field: msgspec.structs.FieldInfo, hint: Any) -> tuple[Any, bool]:
         """The type of a field, and whether it must be there: a raw one is unless it takes null."""
         if hint is msgspec.Raw:
-            kind = raw_type(struct.__name__, field.name)
+            kind = self._convert(raw_type(struct.__name__, field.name), field.name)
             return kind, type(None) not in get_args(kind)
         return self._convert(hint, field.name), field.required
 

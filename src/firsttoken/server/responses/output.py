@@ -1,0 +1,151 @@
+"""The items of an answer, made of its pieces as they are said."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+from firsttoken.server.responses.schema import Status
+from firsttoken.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+
+Logprobs = list[dict[str, Any]]
+
+
+def new_id(prefix: str) -> str:
+    """One that nobody can guess: where there are no API keys, whoever knows a response's id may read it."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+@dataclass(slots=True)
+class OutputItem:
+    """One item, while it is being made; ``index`` is its place among all."""
+
+    id: str
+    index: int
+    texts: list[str] = field(default_factory=list)
+    status: Status = "in_progress"
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def shown(self) -> dict[str, Any]:
+        """As far as it is made."""
+        raise NotImplementedError
+
+
+class MessageOutput(OutputItem):
+    """What was said. ``logprobs`` are those of its tokens, None where nobody asked."""
+
+    __slots__ = ("logprobs",)
+
+    def __init__(self, index: int, logprobs: Logprobs | None) -> None:
+        super().__init__(new_id("msg"), index)
+        self.logprobs = logprobs
+
+    def part(self) -> dict[str, Any]:
+        """Its one part."""
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs or []}
+
+    def shown(self) -> dict[str, Any]:
+        content = [self.part()] if self.status != "in_progress" else []
+        return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
+
+
+class ReasoningOutput(OutputItem):
+    """What was thought."""
+
+    __slots__ = ()
+
+    def __init__(self, index: int) -> None:
+        super().__init__(new_id("rs"), index)
+
+    def part(self) -> dict[str, Any]:
+        """Its one part."""
+        return {"type": "reasoning_text", "text": self.text}
+
+    def shown(self) -> dict[str, Any]:
+        content = [self.part()] if self.status != "in_progress" else []
+        return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": content}
+
+
+class CallOutput(OutputItem):
+    """A function that is called; its texts are the arguments."""
+
+    __slots__ = ("start",)
+
+    def __init__(self, index: int, start: CallStart) -> None:
+        super().__init__(new_id("fc"), index)
+        self.start = start
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "status": self.status,
+            "call_id": self.start.id,
+            "name": self.start.name,
+            "arguments": self.text,
+        }
+
+
+class Output:
+    """All items of one answer, of which the last may still be open. ``logprobs``: messages keep those of their
+    tokens."""
+
+    def __init__(self, *, logprobs: bool) -> None:
+        self.items: list[OutputItem] = []
+        self.open: OutputItem | None = None
+        self._logprobs = logprobs
+
+    def take(self, piece: Piece) -> OutputItem | None:
+        """The piece goes to the open item. Where it opens another, that is `open` now, and the one before is given,
+        if there was one; otherwise None."""
+        before = self.open
+        match piece:
+            case Content(text):
+                if not isinstance(before, MessageOutput):
+                    self._begin(MessageOutput(len(self.items), [] if self._logprobs else None))
+            case Reasoning(text):
+                if not isinstance(before, ReasoningOutput):
+                    self._begin(ReasoningOutput(len(self.items)))
+            case CallStart():
+                text = ""
+                self._begin(CallOutput(len(self.items), piece))
+            case CallArguments(_, text):
+                assert isinstance(before, CallOutput)  # a call's arguments follow its start
+            case _:
+                assert_never(piece)
+        now = self.open
+        assert now is not None
+        if text:
+            now.texts.append(text)
+        if now is before or before is None:
+            return None
+        before.status = "completed"
+        return before
+
+    def note(self, logprobs: Logprobs) -> None:
+        """Those of the tokens of an open message, where somebody asked."""
+        if isinstance(self.open, MessageOutput) and self.open.logprobs is not None:
+            self.open.logprobs += logprobs
+
+    def end(self, *, complete: bool, logprobs: Logprobs) -> OutputItem:
+        """The answer ends; the item that was open is given: an empty message where nothing was said at all.
+        ``logprobs``: those of tokens without a text, as the end token is."""
+        if self.open is None:
+            self._begin(MessageOutput(0, [] if self._logprobs else None))
+        self.note(logprobs)
+        last = self.open
+        assert last is not None
+        last.status = "completed" if complete else "incomplete"
+        self.open = None
+        return last
+
+    def shown(self) -> list[dict[str, Any]]:
+        return [item.shown() for item in self.items]
+
+    def _begin(self, item: OutputItem) -> None:
+        self.items.append(item)
+        self.open = item
