@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from firsttoken.cli import serve
-from firsttoken.cli.config_file import add_config, keys_of, server_config
+from firsttoken.cli.config_file import keys_of
 from firsttoken.cli.main import build_parser, main
 from firsttoken.cli.options import ENGINE_OPTIONS, engine_args
+from firsttoken.cli.sources import server_config, settle
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.targets_file import read_targets
@@ -22,11 +23,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def options(tmp_path: Path, text: str, *flags: str) -> argparse.Namespace:
-    file = tmp_path / "serve.toml"
+def options(tmp_path: Path, text: str, *flags: str, name: str = "serve.toml") -> argparse.Namespace:
+    file = tmp_path / name
     file.write_text(text)
-    given = build_parser().parse_args(["serve", *flags])
-    add_config(given, file, parser())
+    given = build_parser().parse_args(["serve", "--config", str(file), *flags])
+    settle(given, parser(), {})
     return given
 
 
@@ -63,7 +64,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "otlp-endpoint": ('"http://c:4318"', "otlp_endpoint", "http://c:4318"),
     "otlp-protocol": ('"grpc"', "otlp_protocol", "grpc"),
     "log-level": ('"debug"', "log_level", "debug"),
-    "log-json": ("true", "log_json", True),
+    "log-format": ('"json"', "log_format", "json"),
     "served-model-name": ('"x"', "served_model_name", "x"),
     "device": ('"cpu"', "device", "cpu"),
     "dtype": ('"float32"', "dtype", "float32"),
@@ -144,7 +145,7 @@ def test_an_unknown_key_is_told_all_that_are_known(tmp_path: Path) -> None:
         ("kv-memory = 'lots'", "kv-memory = \"lots\": 'lots' is not a size"),
         ("kv-memory = 1.5", 'kv-memory = 1.5: expected a size, as in "2GiB"'),
         ("offline = 'yes'", 'offline = "yes": expected true or false'),
-        ("log-json = 1", "log-json = 1: expected true or false"),
+        ("log-format = 1", 'log-format = 1: expected one of "text", "json"'),
         ("log-level = 'loud'", 'log-level = "loud": expected one of "debug", "info"'),
         ("dtype = ['auto']", 'dtype = ["auto"]: expected one of "auto"'),
         ("drain-s = '3'", 'drain-s = "3": expected a number, without quotes'),
@@ -162,8 +163,9 @@ def test_errors_say_file_key_value_and_what_was_expected(tmp_path: Path, text: s
 
 
 def test_the_file_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"missing\.toml"):
-        add_config(argparse.Namespace(), tmp_path / "missing.toml", parser())
+    for name in ("missing.toml", "missing.yaml"):
+        with pytest.raises(ConfigError, match=f"cannot read --config .*{name}: No such file"):
+            settle(argparse.Namespace(config=tmp_path / name), parser(), {})
 
 
 def test_the_helps_example_is_a_good_file(tmp_path: Path) -> None:
@@ -177,18 +179,51 @@ def test_the_helps_example_is_a_good_file(tmp_path: Path) -> None:
     ("text", "flags", "expected"),
     [
         ("", [], ("info", False)),
-        ('log-level = "error"\nlog-json = true', [], ("error", True)),
-        ('log-level = "error"\nlog-json = true', ["--log-level", "debug", "--no-log-json"], ("debug", False)),
+        ('log-level = "error"\nlog-format = "json"', [], ("error", True)),
+        (
+            'log-level = "error"\nlog-format = "json"',
+            ["--log-level", "debug", "--log-format", "text"],
+            ("debug", False),
+        ),
     ],
 )
 def test_the_servers_logging_is_set_up_by_the_file_too(
     text: str, flags: list[str], expected: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stub: Any
 ) -> None:
     seen: list[tuple[str, bool]] = []
-    monkeypatch.setattr(serve, "setup_logging", lambda level, *, json_lines: seen.append((level, json_lines)))
+    monkeypatch.setattr(
+        "firsttoken.cli.options.setup_logging", lambda level, *, json_lines: seen.append((level, json_lines))
+    )
     monkeypatch.setattr("firsttoken.server.run.serve", lambda *_: 0)
     file = tmp_path / "serve.toml"
     file.write_text("port = 0\n" + text)
     assert main(["serve", "--config", str(file), *flags]) == 0
-    assert seen == [expected]
+    assert seen[-1] == expected
     assert not stub.engines[0].alive(), "an engine that nobody stopped ends with its command"
+
+
+def test_a_yaml_file_says_the_same(tmp_path: Path) -> None:
+    text = "model: m\nport: 9000\nkv-memory: 1GiB\nprefix_caching: false\napi-key:\n  - a\n  - b\ndrain-s: 5\n"
+    given = options(tmp_path, text, "--port", "9001", name="serve.yaml")
+    assert server_config(given) == ServerConfig(port=9001, api_keys=("a", "b"), drain_s=5)
+    assert engine_args(given) == EngineArgs(model="m", kv_memory=1 << 30, prefix_caching=False)
+    assert not hasattr(options(tmp_path, "# nothing\n", name="serve.yml"), "port")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: [", "is not valid YAML"),
+        ("- port", "must hold keys and values, as in port: 9000"),
+        ("1: 2", "unknown option 1; known are"),
+        ("serve:\n  port: 1", "[serve] is a table"),
+        ("prot: 1", "did you mean port?"),
+        ("host: 2026-12-01", "expected text in quotes"),
+        ("port: !!python/object/apply:os.system [exit]", "is not valid YAML"),
+    ],
+)
+def test_errors_of_a_yaml_file(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        options(tmp_path, text, name="serve.yaml")
+    assert "serve.yaml" in str(told.value)
+    assert words in str(told.value)

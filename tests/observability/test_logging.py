@@ -3,6 +3,8 @@
 import io
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -109,3 +111,32 @@ def test_unknown_level(logs):
 )
 def test_clean_id(raw, clean):
     assert clean_id(raw) == clean
+
+
+UNCAUGHT = """
+import sys, threading, warnings
+from firsttoken.observability.logging import setup_logging
+
+def boom():
+    raise RuntimeError("two\\nlines")
+
+setup_logging("info", json_lines=True)
+warnings.warn("careful")
+thread = threading.Thread(target=boom, name="worker")
+thread.start()
+thread.join()
+boom()
+"""
+
+
+def test_what_nobody_caught_is_one_object_too():
+    done = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    warning, thread, main = (json.loads(line) for line in done.stderr.splitlines())
+    assert (warning["level"], warning["logger"]) == ("warning", "py.warnings")
+    assert "UserWarning: careful" in warning["message"]
+    assert (thread["level"], thread["message"]) == ("error", "thread worker ended with an error")
+    assert (main["level"], main["message"]) == ("critical", "nobody caught this error")
+    for one in (thread, main):
+        assert one["exception"].startswith("Traceback (most recent call last):")
+        assert one["exception"].endswith("RuntimeError: two\nlines")

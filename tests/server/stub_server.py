@@ -1,4 +1,5 @@
-"""A serving process on the scripted engine, for tests that send it signals: ``stub_server.py CONFIG START_S``."""
+"""A serving process on the scripted engine, for tests that send it signals: ``stub_server.py CONFIG START_S FORMAT``,
+where FORMAT is that of the log, "" for one that nobody has set up."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from firsttoken.core.request import EngineRequest
 from firsttoken.engine.stub import Fault, StubEngine
 from firsttoken.frontend.async_llm import AsyncLLM
+from firsttoken.observability.logging import setup_logging
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.run import run_server
 from firsttoken.text.chat_template import ChatTemplate
@@ -50,4 +52,6 @@ async def launch() -> AsyncLLM:
 CONFIG = msgspec.json.decode(sys.argv[1], type=ServerConfig)
 
 if __name__ == "__main__":
+    if sys.argv[3]:
+        setup_logging("info", json_lines=sys.argv[3] == "json")
     sys.exit(run_server(CONFIG, launch))

@@ -125,3 +125,26 @@ def test_of_two_servers_that_bound_one_address_the_later_says_why_it_ends():
         with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use"):
             run_server(ServerConfig(port=rival.getsockname()[1]), launch)
     assert ended
+
+
+def test_every_line_of_a_log_for_machines_is_an_object_and_a_drain_says_what_is_left(start):
+    server = start(log_format="json")
+    first = server.records[0]
+    assert (first["message"], first["served_model"], first["level"]) == ("ready", "stub", "info")
+    assert sum(first["start_ms"].values()) == 2 * first["start_ms"]["total"]
+    assert server.ask("GET", "/nope").status == 404
+    short, long = server.stream(60), server.stream(4000)
+    server.signal()
+    assert short.read().endswith(b"[DONE]\n\n")
+    said = [json.loads(server.process.stderr.readline()) for _ in range(3)]  # the last after a second
+    server.signal()
+    assert b'"code":"server_stopping"' in long.read()
+    assert server.wait(5) == 1
+    said += [json.loads(line) for line in server.said().splitlines()]
+    told = [one["message"] for one in said if one["logger"] == "firsttoken.server.ending"]
+    assert told[0] == "draining: 2 requests running, up to 30 s; a second signal stops at once"
+    assert re.fullmatch(r"draining: 1 request still running, 2\d s left", told[1])
+    assert told[2:] == ["stopped: 1 request was ended early"]
+    refused = next(one for one in said if one.get("status") == 404)
+    assert (refused["path"], refused["message"]) == ("/nope", "refused")
+    assert server.process.stdout.read() == "", "what is for people is not said"

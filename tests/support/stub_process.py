@@ -15,23 +15,32 @@ STUB = Path(__file__).parents[1] / "server" / "stub_server.py"
 
 
 class Server:
-    """``trusted`` is how a caller of an https server knows it."""
+    """``trusted`` is how a caller of an https server knows it. With ``log_format`` "json" it logs as a server does that
+    was started so, and the first lines that it wrote until it was ready are `records`."""
 
-    def __init__(self, start_s: float = 0, trusted: ssl.SSLContext | None = None, **config) -> None:
-        command = [sys.executable, str(STUB), json.dumps({"port": 0, **config}), str(start_s)]
+    def __init__(
+        self, start_s: float = 0, trusted: ssl.SSLContext | None = None, log_format: str = "", **config
+    ) -> None:
+        command = [sys.executable, str(STUB), json.dumps({"port": 0, **config}), str(start_s), log_format]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout.readline() == "launching\n"
         self.trusted = trusted
         self.banner: list[str] = []
-        if not start_s:
+        if log_format == "json":
+            self.records = [json.loads(self.process.stderr.readline())]
+            self._find(self.records[0]["url"])
+        elif not start_s:
             self._read_banner()
 
     def _read_banner(self) -> None:
         self.banner = []
         while not self.banner or (self.banner[-1] and " -d '" not in self.banner[-1]):
             self.banner.append(self.process.stdout.readline())
-        found = re.search(r"(https?://127\.0\.0\.1):(\d+)", self.banner[0])
-        assert found, (self.banner, self.process.stderr.read())
+        self._find(self.banner[0])
+
+    def _find(self, text: str) -> None:
+        found = re.search(r"(https?://127\.0\.0\.1):(\d+)", text)
+        assert found, (text, self.process.stderr.read())
         self.url, self.port = found.group(), int(found.group(2))
 
     def signal(self, number=signal.SIGTERM) -> None:

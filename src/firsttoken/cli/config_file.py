@@ -1,4 +1,4 @@
-"""``serve --config FILE``: the command line's options from TOML, by the same names; what the command line says wins."""
+"""``serve --config FILE``: the command line's options from TOML or YAML, by the same names."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from firsttoken.cli.options import meant, natural_int, port, positive_int, size, targets, whole_int
 from firsttoken.core.errors import ConfigError
-from firsttoken.server.config import ServerConfig
-from firsttoken.server.key_file import read_keys
 
 # Flags that say nothing about what is served.
-_NOT_KEYS = frozenset({"help", "config"})
+_NOT_KEYS = frozenset({"help", "config", "json"})
 _WHOLE = frozenset({natural_int, port, positive_int, whole_int})
+# Options whose values are nobody's business but their own.
+SECRETS = frozenset({"api_keys"})
 
 
 def keys_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
@@ -30,42 +28,53 @@ def keys_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     return keys
 
 
-def add_config(options: argparse.Namespace, path: Path, parser: argparse.ArgumentParser) -> None:
-    """Give ``options``, made by ``parser``, the file's values where the command line gave none.
+def read_config(path: Path, keys: dict[str, argparse.Action]) -> dict[str, Any]:
+    """The file's values, by the names that the parser gives them.
 
     Raises `ConfigError` for a file, key or value that is not understood.
     """
-    for name, value in read_config(path, keys_of(parser)).items():
-        if not hasattr(options, name):
-            setattr(options, name, value)
-
-
-def read_config(path: Path, keys: dict[str, argparse.Action]) -> dict[str, Any]:
-    """The file's values, by the names that the parser gives them."""
-    try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read --config {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     fields: dict[str, Any] = {}
-    for key, value in table.items():
-        action = keys.get(key.replace("_", "-"))
+    for key, value in _read_table(path).items():
+        action = keys.get(str(key).replace("_", "-"))
         if _is_table(value):
             raise ConfigError(f"{path}: [{key}] is a table: keys are not in tables here, write them at the file's top")
         if action is None:
             raise ConfigError(
-                f"{path}: unknown option {key!r:.80}; known are {', '.join(sorted(keys))}{meant(key, keys)}"
+                f"{path}: unknown option {key!r:.80}; known are {', '.join(sorted(keys))}{meant(str(key), keys)}"
             )
         if action.dest in fields:
             raise ConfigError(f"{path}: {key} is given twice, with - and with _")
         try:
             fields[action.dest] = _value(action, value)
         except argparse.ArgumentTypeError as error:
-            shown = "..." if action.dest == "api_keys" else _shown(value)  # keys stay out of logs
+            shown = "..." if action.dest in SECRETS else _shown(value)  # keys stay out of logs
             raise ConfigError(f"{path}: {key} = {shown}: {error}") from None
     return fields
+
+
+def _read_table(path: Path) -> dict[Any, Any]:
+    as_yaml = path.suffix in (".yaml", ".yml")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read --config {path}: {error.strerror}") from None
+    try:
+        table = _yaml(data) if as_yaml else tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid {'YAML' if as_yaml else 'TOML'}: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path} must hold keys and values, as in port: 9000")
+    return table
+
+
+def _yaml(data: bytes) -> Any:
+    import yaml
+
+    try:
+        table = yaml.safe_load(data)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from None
+    return {} if table is None else table
 
 
 def _is_table(value: Any) -> bool:
@@ -74,7 +83,7 @@ def _is_table(value: Any) -> bool:
 
 def _value(action: argparse.Action, value: Any) -> Any:
     """As the flag would have read it; raises ``ArgumentTypeError`` in the words of someone who writes TOML."""
-    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+    if is_switch(action):
         return _expect(isinstance(value, bool), value, "true or false")
     if isinstance(action, argparse._AppendAction):
         texts = [value] if isinstance(value, str) else value
@@ -94,6 +103,11 @@ def _value(action: argparse.Action, value: Any) -> Any:
     return _expect(isinstance(value, str), value, "text in quotes")
 
 
+def is_switch(action: argparse.Action) -> bool:
+    """Whether it is on or off."""
+    return action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
+
+
 def _expect(fits: bool, value: Any, expected: str) -> Any:
     if not fits:
         raise argparse.ArgumentTypeError(f"expected {expected}")
@@ -103,14 +117,3 @@ def _expect(fits: bool, value: Any, expected: str) -> Any:
 def _shown(value: Any) -> str:
     """About as the file has it."""
     return json.dumps(value, ensure_ascii=False, default=str)[:80]
-
-
-def server_config(options: argparse.Namespace) -> ServerConfig:
-    """`ServerConfig` from what was given, with the keys of a file of keys; raises `ConfigError`."""
-    given = {name: getattr(options, name) for name in ServerConfig.__struct_fields__ if hasattr(options, name)}
-    if (path := given.get("api_key_file")) is not None:
-        given["api_keys"] = [*given.get("api_keys", ()), *read_keys(path)]
-    try:
-        return msgspec.convert(given, ServerConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"server options: {error}") from None

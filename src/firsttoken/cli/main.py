@@ -6,6 +6,7 @@ Exit codes: 0 on success, 1 where the work or a stated target failed, 2 on bad u
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from typing import NoReturn, Protocol
 from firsttoken.cli import (
     bench,
     chat,
+    config,
     diagnose,
     evaluate,
     frontier,
@@ -30,9 +32,9 @@ from firsttoken.cli import (
     version,
     warm,
 )
-from firsttoken.cli.options import HelpFormatter, meant
+from firsttoken.cli.options import HelpFormatter, meant, set_up_logging
 from firsttoken.core.errors import ConfigError, FirstTokenError, InvalidRequest
-from firsttoken.observability.logging import setup_logging
+from firsttoken.observability.logging import logging_setup
 from firsttoken.version import __version__
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 128 + signal.SIGINT
@@ -76,6 +78,7 @@ COMMANDS: tuple[Command, ...] = (
     pull,
     quantize,
     warm,
+    config,
     version,
 )
 
@@ -134,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, unknown = build_parser().parse_known_args(argv)
     if unknown:
         options.parser.unknown(unknown)
-    setup_logging(getattr(options, "log_level", "warning"), json_lines=getattr(options, "log_json", False))
+    set_up_logging(options, "warning")
     try:
         return int(options.run(options))
     except (ConfigError, InvalidRequest) as error:
@@ -160,7 +163,11 @@ def _with_flags(text: str, parser: Parser) -> str:
 
 
 def _report(command: str, error: Exception | str, code: int) -> int:
-    print(f"firsttoken {command}: error: {error}", file=sys.stderr)
+    _, as_json = logging_setup()
+    if as_json:
+        logging.getLogger("firsttoken").error("%s: %s", command, error)
+    else:
+        print(f"firsttoken {command}: error: {error}", file=sys.stderr)
     return code
 
 

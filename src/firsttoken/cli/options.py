@@ -16,6 +16,7 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Targets
 from firsttoken.core.targets_file import read_targets
+from firsttoken.observability.logging import setup_logging
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 # What a message between processes can hold.
@@ -207,7 +208,7 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
 
 
 def add_log_level(parser: argparse.ArgumentParser, default: str) -> None:
-    """``--log-level`` and ``--log-json``; logs go to stderr. Absent when not given: ``default`` is for the help."""
+    """``--log-level`` and ``--log-format``; logs go to stderr. Absent when not given: ``default`` is for the help."""
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
@@ -215,11 +216,17 @@ def add_log_level(parser: argparse.ArgumentParser, default: str) -> None:
         help=f"how much to log on stderr (default: {default})",
     )
     parser.add_argument(
-        "--log-json",
-        action=argparse.BooleanOptionalAction,
+        "--log-format",
+        choices=("text", "json"),
         default=argparse.SUPPRESS,
-        help="log one JSON object a line (default: off)",
+        help="lines for people, or one JSON object each (default: text)",
     )
+
+
+def set_up_logging(options: argparse.Namespace, default: str) -> None:
+    """As these options say; ``default`` is the level without any."""
+    json_lines = getattr(options, "log_format", "text") == "json"
+    setup_logging(getattr(options, "log_level", default), json_lines=json_lines)
 
 
 # ---------------------------------------------------------------- sampling

@@ -19,10 +19,10 @@ from firsttoken.cli.options import (
     natural_int,
     port,
     positive_int,
+    set_up_logging,
     size,
 )
 from firsttoken.core.errors import ConfigError
-from firsttoken.observability.logging import setup_logging
 from firsttoken.text.answer_formats import REASONING_PARSERS, TOOL_PARSERS
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ targets.toml:
 prompts.jsonl:
   {"messages": [{"role": "system", "content": "You are the clerk of ..."}]}
 
-serve.toml, with the flags' names (and model) as keys:
+serve.toml, with the flags' names (and model) as keys ("firsttoken config show" tells what comes of it):
   model = "org/model"
   port = 9000
   kv-memory = "2GiB"
@@ -65,7 +65,11 @@ log = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="options from a TOML file (an example is below); flags go over it"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="options from a TOML or YAML file (an example is below); variables of the environment, as FIRSTTOKEN_PORT "
+        "for --port, go over it, and flags over both",
     )
     add_log_level(parser, LOG_LEVEL)
     group = parser.add_argument_group("server")
@@ -188,7 +192,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from firsttoken.cli.config_file import add_config, server_config
+    from firsttoken.cli.sources import server_config, settle
     from firsttoken.engine.launch import engine_process
     from firsttoken.engine.start_account import process_began_ns
     from firsttoken.server.listener import bind
@@ -196,11 +200,8 @@ def run(options: argparse.Namespace) -> int:
     # Asks for a dump, once there is something to dump; until then it must not end the server, nor ever the engine,
     # which inherits this.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if options.config is not None:
-        parser = argparse.ArgumentParser()
-        add_arguments(parser)
-        add_config(options, options.config, parser)
-    setup_logging(getattr(options, "log_level", LOG_LEVEL), json_lines=getattr(options, "log_json", False))
+    settle(options, options.parser, os.environ)
+    set_up_logging(options, LOG_LEVEL)
     _settle_flights(options)
     config, args = server_config(options), engine_args(options)
     templates = _prompt_templates(config.prompt_templates)

@@ -41,13 +41,24 @@ _KV_DISK_SIZE = 32 * GIB
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What an option that was left to the engine has become, in words, and why."""
+
+    option: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True)
 class _Log:
     """Says each choice as it is made."""
 
     say: Callable[[str], None]
+    made: Callable[[Choice], object]
 
     def chose(self, option: str, value: object, why: str) -> None:
         self.say(f"{option} = {value} ({why})")
+        self.made(Choice(option, str(value), why))
 
 
 def resolve(
@@ -55,12 +66,14 @@ def resolve(
     checkpoint: Checkpoint,
     devices: Sequence[Device],
     say: Callable[[str], None] = lambda text: None,
+    made: Callable[[Choice], object] = lambda choice: None,
 ) -> tuple[Device, EngineConfig]:
-    """The device to run on (of ``devices``, the preferred first) and explicit values for everything in ``args``.
+    """The device to run on (of ``devices``, the preferred first) and explicit values for everything in ``args``. Each
+    choice is told to ``say`` in words, and to ``made``.
 
     Raises `ConfigError` for what cannot be honoured.
     """
-    log = _Log(say)
+    log = _Log(say, made)
     config = checkpoint.config
     device, why = choose_device(args.device, devices)
     if args.device == "auto":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import unicodedata
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import IO, Any
 
 import msgspec
@@ -88,7 +90,9 @@ def _sayable(value: Any) -> Any:
 def setup_logging(level: str = "info", *, json_lines: bool = False, stream: IO[str] | None = None) -> logging.Handler:
     """Send firsttoken's records from ``level`` up, and other libraries' warnings, to ``stream`` (default: stderr).
 
-    Calling it again replaces what it set up before. Returns the handler. Raises ValueError for an unknown level.
+    So that all of it is lines of one form, Python's warnings are records, too, and with ``json_lines`` what nobody
+    caught, in any thread. Calling it again replaces what it set up before. Returns the handler. Raises ValueError for
+    an unknown level.
     """
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
@@ -102,7 +106,26 @@ def setup_logging(level: str = "info", *, json_lines: bool = False, stream: IO[s
     root.addHandler(handler)
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger("firsttoken").setLevel(number)
+    logging.captureWarnings(True)
+    if json_lines:
+        sys.excepthook, threading.excepthook = _uncaught, _uncaught_in_thread
+    elif sys.excepthook is _uncaught:
+        sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
     return handler
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        logging.getLogger("firsttoken").critical("nobody caught this error", exc_info=(kind, error, trace))
+
+
+def _uncaught_in_thread(told: threading.ExceptHookArgs) -> None:
+    if told.exc_value is not None and not issubclass(told.exc_type, SystemExit):
+        name = "a thread" if told.thread is None else f"thread {told.thread.name}"
+        info = (told.exc_type, told.exc_value, told.exc_traceback)
+        logging.getLogger("firsttoken").error("%s ended with an error", name, exc_info=info)
 
 
 def logging_setup() -> tuple[str, bool]:

@@ -303,7 +303,7 @@ async def _guarded(handler: Handler, call: Call) -> None:
         call.ended = "gone"
         call.timeline.stamp(Mark.FAILED)
     except Exception as error:
-        await call.fail(as_api_error(error))
+        await call.fail(as_api_error(error, call.request_id))
 
 
 async def _ended(call: Call) -> None:

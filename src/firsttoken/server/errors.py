@@ -95,7 +95,7 @@ def stopping() -> ApiError:
     return unavailable(message, "server_stopping", outcome="aborted")
 
 
-def as_api_error(exc: BaseException) -> ApiError:
+def as_api_error(exc: BaseException, request_id: str | None = None) -> ApiError:
     """What a caller is told about an exception. Unexpected ones are logged, and nothing of them is shown."""
     if isinstance(exc, ApiError):
         return exc
@@ -112,7 +112,8 @@ def as_api_error(exc: BaseException) -> ApiError:
         return ApiError(504, str(exc), type_="timeout", param="deadline_ms", code=exc.code, outcome=exc.outcome)
     if isinstance(exc, FirstTokenError):
         return ApiError(500, str(exc), type_="server_error", code=exc.code)
-    logger.error("a request failed unexpectedly", exc_info=exc)
+    extra = {} if request_id is None else {"request_id": request_id}
+    logger.error("a request failed unexpectedly", exc_info=exc, extra=extra)
     return ApiError(500, "The server failed to handle the request; its log says why.", type_="server_error")
 
 

@@ -21,6 +21,7 @@ import uvicorn
 import uvloop
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
+from firsttoken.observability.logging import logging_setup
 from firsttoken.observability.otlp.settings import OtlpSettings, resolve
 from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig
@@ -146,7 +147,7 @@ async def _serve_until_signal(
     # What was made during the start lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    _print_start(llm, app, config, listener, now_ns() - began_ns)
+    _tell_start(llm, app, config, listener, now_ns() - began_ns)
     await serving
     for one in watching:
         one.cancel()
@@ -216,14 +217,19 @@ def _uvicorn_config(app: FirstTokenApp, tls: ssl.SSLContext | None = None) -> uv
     return config
 
 
-def _print_start(
-    llm: AsyncLLM, app: FirstTokenApp, config: ServerConfig, listener: socket.socket, took_ns: int
-) -> None:
-    """The address, what the start took, and a line to try."""
+def _tell_start(llm: AsyncLLM, app: FirstTokenApp, config: ServerConfig, listener: socket.socket, took_ns: int) -> None:
+    """The address, what the start took, and a line to try; one record where logs are for machines."""
     host, port = listener.getsockname()[:2]
     scheme = "http" if config.ssl_certfile is None else "https"
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     info = llm.info
+    took = start_parts(took_ns / NS_PER_MS, info.start_ms)
+    _, as_json = logging_setup()
+    if as_json:
+        told: dict[str, object] = {"url": url, "version": __version__, "served_model": llm.model_name}
+        told |= {name: getattr(info, name) for name in ("device", "dtype", "quantization", "kv_dtype", "max_model_len")}
+        logger.info("ready", extra=told | {"start_ms": took[1] | {"total": took[0]}})
+        return
     if llm.chat_template is not None:
         path, body = "chat/completions", CHAT
     else:
@@ -241,11 +247,7 @@ def _print_start(
         facts.append([f"self-check: {checked.top1_agreement:.1%} the same likeliest token, KL {checked.kl:.4f} nats"])
     if llm.chat_template is not None:
         facts.append(app.formats.lines())
-    if told := promises(config.targets):
-        facts.append(told)
-    lines = start_lines(
-        [f"firsttoken {__version__} serves {llm.model_name}", f"on {url}"],
-        facts,
-        start_parts(took_ns / NS_PER_MS, info.start_ms),
-    )
+    if told_promises := promises(config.targets):
+        facts.append(told_promises)
+    lines = start_lines([f"firsttoken {__version__} serves {llm.model_name}", f"on {url}"], facts, took)
     print("\n".join(lines + try_lines(url, path, body, key=bool(config.api_keys))), flush=True)
