@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from time import thread_time_ns
 from typing import Any
 
+from torch import Tensor
+
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
@@ -33,7 +35,7 @@ from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.executor import GraphExecutor
 from firsttoken.executor.graphs.runtime import HostRuntime
 from firsttoken.kernels.launch import interpreted
-from firsttoken.models.step_view import StepView
+from firsttoken.models.step_view import Kept, StepView
 from firsttoken.scheduler.budget import TokenCap
 from firsttoken.scheduler.step_learner import LearningStepTime
 from firsttoken.scheduler.step_time import FittedStepTime
@@ -62,8 +64,11 @@ class NoModel:
 
     vocab_size, nbytes, tile_rows = 100, 0, 64
 
-    def forward(self, step: StepView) -> None:
+    def forward(self, step: StepView, kept: Kept | None = None) -> None:
         pass
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        raise NotImplementedError("nothing is kept here")
 
 
 class NothingRuntime(HostRuntime):

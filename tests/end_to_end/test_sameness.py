@@ -6,78 +6,11 @@ Run through the whole engine (loop, scheduler, KV cache, executor, model, sample
 from __future__ import annotations
 
 import random
-import threading
-from array import array
 
 import pytest
 
-from firsttoken.core.engine_args import EngineArgs
-from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
-from firsttoken.engine.launch import start_thread
-from firsttoken.transport.messages import Failed, Ready, Refused, StepOutputs, Submit
-
-
-class Engine:
-    def __init__(self, model: str, **args):
-        self.handle = start_thread(EngineArgs(model=model, quantization="none", threads=1, **args))
-        self._changed = threading.Condition()
-        self._tokens: dict[int, list[int]] = {}
-        self._last: dict[int, object] = {}
-        self.info = None
-        self.stats = None
-        self.steps = []
-        self._next = 0
-        self.handle.client.listen(self._hear, lambda: None)
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.info or self._last.get("failed"), 60)
-        assert self.info, self._last["failed"]
-
-    def _hear(self, message):
-        with self._changed:
-            match message:
-                case Ready(info=info):
-                    self.info = info
-                case Failed():
-                    self._last["failed"] = message
-                case Refused(id=request_id):
-                    self._last[request_id] = message
-                case StepOutputs(deltas=deltas, stats=stats, steps=steps):
-                    self.stats = stats
-                    self.steps += steps
-                    for delta in deltas:
-                        self._tokens[delta.id] += delta.tokens
-                        if delta.finish_reason:
-                            self._last[delta.id] = delta
-            self._changed.notify_all()
-
-    def run(self, prompts, params, *, together=True):
-        """Output tokens and last delta of each prompt."""
-        groups = [list(range(len(prompts)))] if together else [[i] for i in range(len(prompts))]
-        ids = []
-        for group in groups:
-            requests = []
-            for i in group:
-                one = params[i] if isinstance(params, list) else params
-                self._tokens[self._next] = []
-                ids.append(self._next)
-                requests.append(
-                    EngineRequest(
-                        id=self._next,
-                        prompt=array("I", prompts[i]).tobytes(),
-                        params=one,
-                        seed=1000 + i,
-                        max_tokens=one.max_tokens,
-                    )
-                )
-                self._next += 1
-            self.handle.client.send(Submit(requests))
-            with self._changed:
-                assert self._changed.wait_for(lambda: all(i in self._last for i in ids), 120)
-        return [self._tokens[i] for i in ids], [self._last[i] for i in ids]
-
-    def stop(self):
-        self.handle.stop(10)
+from tests.support.real_engine import Engine
 
 
 @pytest.fixture

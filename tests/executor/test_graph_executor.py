@@ -17,7 +17,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.executor import GREEDY, RANDOM, GraphExecutor
 from firsttoken.models import load_model
-from firsttoken.models.step_view import Logits, StepView
+from firsttoken.models.step_view import Kept, Logits, StepView
 from firsttoken.models.tensors import expected_tensors
 from tests.support import graph_device
 from tests.support.tiny_models import Runner, make_checkpoint, make_config
@@ -81,8 +81,8 @@ class Driver:
         self._free = list(range(1, 64))
         forward = executor._model.forward
 
-        def recorded(step: StepView) -> Logits | None:
-            logits = forward(step)
+        def recorded(step: StepView, kept: Kept | None = None) -> Logits | None:
+            logits = forward(step, kept)
             self.logits = None if logits is None else logits.values
             return logits
 

@@ -105,8 +105,8 @@ def test_what_can_never_fit_is_refused_with_the_numbers(world: Any) -> None:
     assert kv.value.code == "kv_capacity_exceeded"
     with pytest.raises(InvalidRequest, match="no tokens"):
         w.add([], 4)
-    with pytest.raises(InvalidRequest, match="max_tokens must be 1 or more, got 0"):
-        w.add([1], 0)
+    with pytest.raises(InvalidRequest, match="max_tokens must be 1 or more, got -1"):
+        w.add([1], -1)
     exactly = w.add([1] * 10, 7)  # 17 tokens, the KV of the last is not needed
     w.drain()
     assert exactly.num_output == 7

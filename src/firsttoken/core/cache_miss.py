@@ -14,6 +14,7 @@ class MissReason(StrEnum):
 
     NEVER_SEEN = "never_seen"  # nobody has sent it, or so long ago that it is not remembered
     EVICTED = "evicted"  # it was there, and had to make room
+    ALL_POSITIONS = "all_positions"  # the request wants something of every position, which the cache does not hold
     DIVERGED = "diverged"  # what is cached goes on with other tokens from ``position`` on
 
 

@@ -7,8 +7,11 @@ start, blocks that are added, slots that are given back; tokens already on the d
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 
+from firsttoken.core.pooling import PoolingKind
 from firsttoken.core.sampling_params import SamplingParams
 
 
@@ -16,7 +19,8 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True):
     """A request takes (or, after preemption, takes again) a row.
 
     ``tokens`` are all its known tokens (uint32, little-endian), the first ``num_prompt`` of them the prompt;
-    ``blocks`` are the KV blocks it holds at this point, in order, the leading ones possibly filled already.
+    ``blocks`` are the KV blocks it holds at this point, in order, the leading ones possibly filled already. With
+    ``pooling`` the row's only sample is a vector of its prompt, and no token.
     """
 
     slot: int
@@ -27,6 +31,7 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True):
     seed: int
     blocks: list[int]
     stop_ids: tuple[int, ...] = ()
+    pooling: PoolingKind | None = None
 
 
 class RowBlocks(msgspec.Struct, frozen=True, array_like=True):
@@ -75,13 +80,45 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float] = []
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of all tokens of a prompt but the first, which nothing precedes.
+
+    For each of these tokens ``values`` (float32) holds its own and those of the ``count`` most likely ones, ``ids``
+    (int32) its rank and their ids, -1 where fewer were possible. Packed, since the engine's loop has no time for a
+    list of thousands of objects.
+    """
+
+    count: int
+    values: bytes
+    ids: bytes
+
+    def entries(self) -> list[TokenLogprobs]:
+        """One for each token. Takes a microsecond or two for each: for a long prompt that is work for a thread."""
+        values, ids = array("f", self.values).tolist(), array("i", self.ids).tolist()
+        width = self.count + 1
+        found = []
+        for at in range(0, len(ids), width):
+            end = at + width
+            top = ids[at + 1 : end]
+            if top and top[-1] < 0:
+                top = top[: top.index(-1)]
+            found.append(TokenLogprobs(values[at], ids[at], top, values[at + 1 : at + 1 + len(top)]))
+        return found
+
+
 class RowSample(msgspec.Struct, frozen=True, array_like=True):
-    """The token chosen for a row; ``error`` instead when its logits were not finite."""
+    """The token chosen for a row; ``error`` instead when its logits were not finite.
+
+    A row with ``pooling`` has ``pooled``, its vector as float32 (little-endian), and a token that means nothing. With
+    the first sample of a row that wants them come ``prompt_logprobs``.
+    """
 
     slot: int
     token: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    pooled: bytes | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True):

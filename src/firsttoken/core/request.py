@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 from firsttoken.core.cache_miss import Miss
+from firsttoken.core.pooling import PoolingKind
 from firsttoken.core.retention import NotKept, Retention
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
@@ -23,7 +24,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     text: the model's end tokens (unless ``ignore_eos``) and the caller's ``stop_token_ids``. ``service`` is a
     `ServiceClass`, ``priority`` orders inside it (lower first), and ``tenant`` names who shares the class with others,
     in proportion to ``share``. A request that has not started by ``deadline_ns`` never does; 0 for none. ``retention``
-    is the caller's wish for its KV.
+    is the caller's wish for its KV. With ``max_tokens`` 0 it generates nothing: it ends when its prompt is computed,
+    for what is wanted of that, a vector by ``pooling`` or the prompt's log-probabilities.
     """
 
     id: int
@@ -39,6 +41,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     deadline_ns: int = 0
     retention: Retention | None = None
+    pooling: PoolingKind | None = None
     stamps: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
 
@@ -60,6 +63,8 @@ class Request:
     why there was not. ``queue_ns``: how long it waited for each `Wait`, as far as it has ceased to.
     ``prefill_steps`` steps had a chunk of it, and ``prefill_samples`` of those chose a token.
 
+    One that generates nothing (``prompt_only``) is to the scheduler a request of one token, which is never harvested.
+
     It began to queue at ``arrived_ns``, by default now, but not before its last stamp.
     """
 
@@ -79,10 +84,12 @@ class Request:
         "num_pending",
         "num_prompt",
         "params",
+        "pooling",
         "preemptions",
         "prefill_samples",
         "prefill_steps",
         "priority",
+        "prompt_only",
         "queue_ns",
         "request_id",
         "retention",
@@ -97,13 +104,17 @@ class Request:
         "tenant",
         "timeline",
         "tokens",
+        "wants_all_positions",
     )
 
     def __init__(self, wire: EngineRequest, *, arrived_ns: int | None = None) -> None:
         self.request_id = wire.id
         self.params = wire.params
         self.seed = wire.seed
-        self.max_tokens = wire.max_tokens
+        self.prompt_only = wire.max_tokens == 0
+        self.max_tokens = 1 if self.prompt_only else wire.max_tokens
+        self.pooling = wire.pooling
+        self.wants_all_positions = wire.pooling == "mean" or wire.params.prompt_logprobs is not None
         self.stop_ids = frozenset(wire.stop_ids)
         self.salt = wire.salt
         self.priority = wire.priority
@@ -138,6 +149,11 @@ class Request:
         """The class by which eviction scores what it uses."""
         wish = self.retention
         return self.service if wish is None or wish.service is None else wish.service
+
+    @property
+    def needs_all_positions(self) -> bool:
+        """Something of every position of its prompt is still wanted, so none can come from the cache."""
+        return self.wants_all_positions and not self.num_output
 
     @property
     def num_tokens(self) -> int:

@@ -31,9 +31,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Frozen, validated when built, and sent to the engine as it is.
 
     ``temperature`` 0 means greedy; ``top_k`` 0 or -1 means all tokens; ``max_tokens`` None means up to the model's
-    length. ``stop`` strings end the text before they appear in it; ``stop_token_ids`` end it after that token.
-    ``seed`` fixes the random numbers of the request whatever else is in the batch. ``grammar`` is what the text must look
-    like. Raises `InvalidRequest`.
+    length, 0 that the prompt is computed and nothing generated. ``prompt_logprobs`` asks for the log-probability of
+    each token of the prompt, and of so many others in its place. ``stop`` strings end the text before they appear in
+    it; ``stop_token_ids`` end it after that token. ``seed`` fixes the random numbers of the request whatever else is in
+    the batch. ``grammar`` is what the text must look like. Raises `InvalidRequest`.
     """
 
     n: int = 1
@@ -52,6 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
@@ -71,7 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=name)
-        for name in ("max_tokens", "seed", "logprobs"):
+        for name in ("max_tokens", "seed", "logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise InvalidRequest(f"{name} must be a whole number or null, got {value!r}", param=name)
@@ -95,14 +97,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.seed is not None:
             _in_range("seed", self.seed, -MAX_SEED, MAX_SEED - 1)
         if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+            _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens})", param="min_tokens"
             )
-        if self.logprobs is not None:
-            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _in_range(name, getattr(self, name), 0, MAX_LOGPROBS)
         for token, bias in (self.logit_bias or {}).items():
             if not -100 <= bias <= 100:
                 raise InvalidRequest(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from firsttoken.core.clock import NS_PER_MS
-from firsttoken.core.plan import TokenLogprobs
+from firsttoken.core.plan import PromptLogprobs, TokenLogprobs
 from firsttoken.core.request import Request
 from firsttoken.transport.messages import RequestDelta, Spent
 
 
-def first_delta(request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> RequestDelta:
+def first_delta(
+    request: Request,
+    tokens: list[int],
+    logprobs: list[TokenLogprobs] | None,
+    prompt_logprobs: PromptLogprobs | None = None,
+) -> RequestDelta:
     """It brings all that is known of the way so far: the front end may end the request itself (a stop string)."""
     return RequestDelta(
         request.request_id,
@@ -21,6 +26,7 @@ def first_delta(request: Request, tokens: list[int], logprobs: list[TokenLogprob
         cached_disk=request.num_cached_disk,
         miss=request.miss,
         spent=_spent(request),
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -32,6 +38,8 @@ def last_delta(
     logprobs: list[TokenLogprobs] | None = None,
     error: str | None = None,
     code: str | None = None,
+    prompt_logprobs: PromptLogprobs | None = None,
+    pooled: bytes | None = None,
 ) -> RequestDelta:
     return RequestDelta(
         request.request_id,
@@ -50,6 +58,8 @@ def last_delta(
         spent=_spent(request),
         kept=request.kept,
         kept_reason=request.kept_reason,
+        prompt_logprobs=prompt_logprobs,
+        pooled=pooled,
     )
 
 

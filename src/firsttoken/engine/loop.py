@@ -323,11 +323,21 @@ class EngineLoop:
             self._kv_gauges.prompt(request)
         if request.finish_reason is None:
             if first or request.preemptions:  # what has been told of its way is not all
-                self._deltas.append(first_delta(request, tokens, logprobs))
+                self._deltas.append(first_delta(request, tokens, logprobs, update.prompt_logprobs))
                 return
             self._deltas.append(RequestDelta(request.request_id, tokens, logprobs, cached_tokens=request.num_cached))
             return
-        self._tell_end(last_delta(request, tokens, request.finish_reason, logprobs=logprobs, error=update.error))
+        self._tell_end(
+            last_delta(
+                request,
+                tokens,
+                request.finish_reason,
+                logprobs=logprobs,
+                error=update.error,
+                prompt_logprobs=update.prompt_logprobs,
+                pooled=update.pooled,
+            )
+        )
 
     def _tell_end(self, delta: RequestDelta) -> None:
         """With totals in which the request has ended."""

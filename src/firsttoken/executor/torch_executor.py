@@ -17,6 +17,7 @@ from firsttoken.core.clock import now_ns
 from firsttoken.core.plan import RowSample, StepPlan, StepResult
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.interface import MAIN_LANE
+from firsttoken.executor.prompt_readers import PromptReaders, Wanted, results
 from firsttoken.executor.rows import DeviceRows
 from firsttoken.executor.threads import ThreadGovernor, read_cpu_times
 from firsttoken.kernels.paged_attention import AttentionContext, KVPool, Segment
@@ -32,7 +33,7 @@ from firsttoken.sampling.sampler import Sampler
 @dataclass(frozen=True)
 class _Inputs:
     """One step's inputs on the device. ``tokens``, ``positions`` are ``[T]`` int64; ``sample_rows`` ``[R]`` int64
-    indexes into them; the lists are per sampling row, in the plan's order."""
+    indexes into them; the lists are per sampling row, in the plan's order. ``wanted`` are prompts that are read."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -40,6 +41,7 @@ class _Inputs:
     sample_slots: list[int]
     sample_positions: list[int]
     attention: AttentionContext
+    wanted: list[Wanted]
 
 
 class TorchExecutor:
@@ -148,6 +150,7 @@ class TorchExecutor:
         self._model = model
         self._pool = KVPool(config.kv_format, config.kv_blocks, device=config.device)
         self._rows = DeviceRows(config.max_num_seqs, config.max_model_len, config.kv_format.block_tokens, config.device)
+        self._prompts = PromptReaders(config.device, model.logits)
         self._sampler = Sampler(model.config.vocab_size, config.max_num_seqs, config.device)
 
     def _run(self, plan: StepPlan) -> StepResult:
@@ -155,9 +158,12 @@ class TorchExecutor:
         started = now_ns()
         self._apply(plan)
         inputs = self._gather(plan)
-        hidden = self._model.forward(inputs.tokens, inputs.positions, inputs.attention, inputs.sample_rows)
+        hidden, prompts = self._forward(inputs)
         forward_done = now_ns()
         samples = self._sample(hidden, inputs) if inputs.sample_slots else []
+        if inputs.wanted:
+            reads = self._prompts.read(inputs.wanted, prompts)
+            samples = results(reads, _in_order(plan, samples))
         ended = now_ns()
         return StepResult(
             step_id=plan.step_id,
@@ -171,8 +177,10 @@ class TorchExecutor:
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.retire:
             self._sampler.retire(slot)
+            self._prompts.retire(slot)
         for row in plan.starts:
             self._rows.start(row)
+            self._prompts.start(row)
             known = np.frombuffer(row.tokens, dtype="<u4").astype(np.int64)
             self._sampler.start(row.slot, row.params, row.seed, torch.from_numpy(known), row.num_prompt, row.stop_ids)
         for added in plan.blocks:
@@ -186,7 +194,8 @@ class TorchExecutor:
         ends = np.cumsum(counts)
         # Position of each token row: its offset within its own work item, plus where that item starts.
         positions = np.arange(ends[-1], dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
-        sampling = [i for i, work in enumerate(plan.work) if work.sample]
+        # Asked before the readers of prompts that end here are given up.
+        sampling = [i for i, work in enumerate(plan.work) if work.sample and not self._prompts.pools(work.slot)]
         positions_device = torch.from_numpy(positions).to(device)
         tables = self._rows.block_tables
         block_tokens = self._config.kv_format.block_tokens
@@ -201,7 +210,18 @@ class TorchExecutor:
             sample_slots=[plan.work[i].slot for i in sampling],
             sample_positions=[plan.work[i].start + plan.work[i].count for i in sampling],
             attention=AttentionContext.build(self._pool, segments),
+            wanted=self._prompts.wanted(plan.work, (ends - counts).tolist),
         )
+
+    def _forward(self, inputs: _Inputs) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Hidden states of the rows that sample, and of each prompt that is read."""
+        model, sampled = self._model, inputs.sample_rows
+        if not inputs.wanted:
+            return model.forward(inputs.tokens, inputs.positions, inputs.attention, sampled), []
+        parts = [torch.arange(one.first, one.end, device=sampled.device) for one in inputs.wanted]
+        rows: torch.Tensor = torch.unique(torch.cat([sampled, *parts]))  # sorted
+        hidden = model.forward(inputs.tokens, inputs.positions, inputs.attention, rows)
+        return hidden[torch.searchsorted(rows, sampled)], [hidden[torch.searchsorted(rows, part)] for part in parts]
 
     def _sample(self, hidden: torch.Tensor, inputs: _Inputs) -> list[RowSample]:
         logits = self._model.logits(hidden)
@@ -213,3 +233,9 @@ class TorchExecutor:
                 inputs.sample_slots, batch.tokens.tolist(), batch.logprobs, batch.errors, strict=True
             )
         ]
+
+
+def _in_order(plan: StepPlan, samples: list[RowSample]) -> list[RowSample]:
+    """The plan's samples, with a place for each row of which a vector is wanted and no token was chosen."""
+    chosen = {sample.slot: sample for sample in samples}
+    return [chosen.get(work.slot) or RowSample(work.slot, 0) for work in plan.work if work.sample]

@@ -130,14 +130,15 @@ class KVCache:
     def match(self, request: Request) -> tuple[int, list[int]]:
         """How many of the request's tokens are cached, and in which blocks. Takes no reference.
 
-        Full blocks only, and never all tokens: one must be computed to get logits.
+        Full blocks only, and never all tokens: one must be computed to get logits. None of a request that wants
+        something of every position.
         """
         blocks = self.probe(request).blocks
         return len(blocks) * self.block_tokens, blocks
 
     def probe(self, request: Request) -> Probe:
         """What `admit` would find and take now. O(shards found)."""
-        if not self.prefix_caching:
+        if not self.prefix_caching or request.needs_all_positions:
             return Probe(Match([]), self.blocks_for(request.num_tokens), None)
         tokens = request.tokens
         root, data = self._root(request.salt), tokens.tobytes()
@@ -295,13 +296,13 @@ class KVCache:
 
     def prefetch(self, request: Request) -> None:
         """A request has come and waits: what lies in files begins to be read."""
-        if self._tiers is not None and self.prefix_caching:
+        if self._tiers is not None and self.prefix_caching and not request.needs_all_positions:
             self._tiers.prefetch(request, self._prompt(request), self.probe(request).match)
 
     def begin_restore(self, request: Request) -> bool:
         """After `admit`: True when blocks behind those that were found are being restored. Until `poll_restore` says
         that they have arrived, the request must not be computed."""
-        if self._tiers is None or not self.prefix_caching:
+        if self._tiers is None or not self.prefix_caching or request.needs_all_positions:
             return False
         holding = self._holdings[request.request_id]
         end_hash = holding.tail.key if holding.tail is not None else holding.root
@@ -432,6 +433,8 @@ class KVCache:
 
     def _miss(self, request: Request, probe: Probe, now: int) -> Miss | None:
         """Why no more was found; None when nothing more could be."""
+        if request.needs_all_positions and self.prefix_caching:
+            return self._misses.count(Miss(0, MissReason.ALL_POSITIONS))
         found = probe.match.num_blocks
         if probe.next_hash is None or found == (len(request.tokens) - 1) // self.block_tokens:
             return None

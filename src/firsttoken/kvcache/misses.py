@@ -76,10 +76,13 @@ class MissLog:
         """A lower tier had it."""
         self.counts[miss.reason] -= 1
 
+    def count(self, miss: Miss) -> Miss:
+        self.counts[miss.reason] += 1
+        return miss
+
     def explain(self, missed: Missed, now_ns: int) -> Miss:
         """Why it was missed; counts it."""
-        miss = self._explain(missed, now_ns)
-        self.counts[miss.reason] += 1
+        miss = self.count(self._explain(missed, now_ns))
         if miss.reason is MissReason.NEVER_SEEN and missed.elsewhere:
             self.other_salt += 1
         return miss

@@ -19,7 +19,7 @@ from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.models.decoder import DecoderModel
 from firsttoken.models.load import build_decoder, model_weights
 from firsttoken.models.load_fused import Limits
-from firsttoken.models.step_view import Logits, StepView
+from firsttoken.models.step_view import Kept, Logits, StepView
 from firsttoken.models.tensors import expected_tensors
 from firsttoken.models.upload import UploadedWeights, Uploader
 from firsttoken.models.weights import OutlineWeights, Weights
@@ -40,7 +40,7 @@ class ComposedDecoder:
     def nbytes(self) -> int:
         return self._decoder.nbytes
 
-    def forward(self, step: StepView) -> Logits | None:
+    def forward(self, step: StepView, kept: Kept | None = None) -> Logits | None:
         positions = step.positions.long().clamp_min(0)  # padding rows compute something that nobody reads
         tokens = step.tokens[step.slots.long(), positions].long()
         rows = step.sample_rows.long()
@@ -49,8 +49,16 @@ class ComposedDecoder:
             # As many samples as rows would mean "all of them, in order" to the decoder.
             rows = torch.cat((rows, rows[:1]))
         context = cast(AttentionContext, _StepAttention(step, self._attention))
-        hidden = self._decoder.forward(tokens, positions, context, rows)
+        if kept is not None:
+            every = torch.arange(tokens.shape[0], device=tokens.device)
+            states = self._decoder.forward(tokens, positions, context, every)
+            kept.hidden, hidden = states.index_select(0, kept.rows), states.index_select(0, rows)
+        else:
+            hidden = self._decoder.forward(tokens, positions, context, rows)
         return Logits(self._decoder.logits(hidden)[:count], None) if count else None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._decoder.logits(hidden)
 
 
 class _StepAttention:

@@ -25,7 +25,7 @@ from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.kernels.rms_norm.triton import add_rms_norm
 from firsttoken.models.many_rows import LibraryProducts, ManyRows, RoundedProducts
 from firsttoken.models.projection import Projection
-from firsttoken.models.step_view import Logits, StepView
+from firsttoken.models.step_view import Kept, Logits, StepView
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,14 +103,20 @@ class FusedDecoder:
         head = 0 if tied else self.head.nbytes
         return self.embedding.nbytes + layers + head
 
-    def forward(self, step: StepView) -> Logits | None:
+    def forward(self, step: StepView, kept: Kept | None = None) -> Logits | None:
         if self.deterministic or step.slots.shape[0] <= self._few_rows:
-            return self._forward_few(step)
-        return self._forward_many(step)
+            return self._forward_few(step, kept)
+        return self._forward_many(step, kept)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        weight = self.head.weight
+        if self.deterministic or isinstance(weight, PackedWeight):
+            return self._head_few(hidden, None, pdl=False).values
+        return self._head_many(hidden, weight)
 
     # ------------------------------------------------------------------ few rows
 
-    def _forward_few(self, step: StepView) -> Logits | None:
+    def _forward_few(self, step: StepView, kept: Kept | None) -> Logits | None:
         rows = step.slots.shape[0]
         stream = self._embed_few(step, rows)
         following = [layer.attention_gain for layer in self.layers[1:]] + [self.final_gain]
@@ -118,6 +124,8 @@ class FusedDecoder:
             qkv = self._plain(layer.qkv, stream, step.pdl)
             heads = self.attention.attend(step, layer.attention, qkv)
             self._finish_few(layer, stream, heads, gain, step.pdl)
+        if kept is not None:
+            kept.hidden = self._normed(stream.hidden).index_select(0, kept.rows)
         if step.sample_rows.shape[0] == 0:
             return None
         if not step.identity:
@@ -223,7 +231,7 @@ class FusedDecoder:
 
     # ------------------------------------------------------------------ more rows
 
-    def _forward_many(self, step: StepView) -> Logits | None:
+    def _forward_many(self, step: StepView, kept: Kept | None) -> Logits | None:
         # No dependent launch: kernels that fill shared memory only wait in each other's way, 0.7 ms at 16 rows of int4.
         hidden = self._new(step.slots.shape[0], self.config.hidden_size)
         embed(step.tokens, step.slots, step.positions, self.embedding, hidden)
@@ -231,18 +239,27 @@ class FusedDecoder:
             self._finish_many(layer, hidden, self._attend_many(layer, step, hidden))
         last = self.layers[-1]
         heads = self._attend_many(last, step, hidden)
+        if kept is not None:
+            # Of all rows, whose number is one of few: the kernels for it are there.
+            full = hidden.clone()
+            self._finish_many(last, full, heads)
+            kept.hidden = self._normed(full).index_select(0, kept.rows)
         if step.sample_rows.shape[0] == 0:
             return None
         if not step.identity:
             picked = step.sample_rows.long()
             hidden, heads = hidden.index_select(0, picked), heads.index_select(0, picked)
         self._finish_many(last, hidden, heads)
-        normed = self._new(*hidden.shape)
-        add_rms_norm(hidden, None, self.final_gain, self.config.rms_norm_eps, normed)
+        normed = self._normed(hidden)
         weight = self.head.weight
         if len(normed) <= MAX_ROWS or isinstance(weight, PackedWeight):
             return self._head_few(normed, None, pdl=False)
         return Logits(self._head_many(normed, weight), None)
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        normed = self._new(*hidden.shape)
+        add_rms_norm(hidden, None, self.final_gain, self.config.rms_norm_eps, normed)
+        return normed
 
     def _attend_many(self, layer: FusedLayer, step: StepView, hidden: Tensor) -> Tensor:
         qkv = self._many_rows.normed(hidden, layer.attention_gain, layer.qkv)

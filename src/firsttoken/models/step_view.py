@@ -42,6 +42,15 @@ class Logits:
     best: tuple[Tensor, Tensor] | None
 
 
+@dataclass(slots=True, eq=False)
+class Kept:
+    """Token rows (int64 ``[K]``) whose hidden states after the final norm a step leaves here, ``[K, H]``, besides the
+    logits of its samples, which are the same as without."""
+
+    rows: Tensor
+    hidden: Tensor | None = None
+
+
 class StepModel(Protocol):
     """Reads everything about the step from device memory and never waits for it, so that a graph can hold it."""
 
@@ -58,6 +67,11 @@ class StepModel(Protocol):
         """The most queries that one attention tile takes."""
         ...
 
-    def forward(self, step: StepView) -> Logits | None:
-        """Write the step's K and V; the logits of its samples, None when it has none."""
+    def forward(self, step: StepView, kept: Kept | None = None) -> Logits | None:
+        """Write the step's K and V; the logits of its samples, None when it has none. Steps that keep hidden states
+        are in no graph."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[R, H]``, as kept, to ``[R, V]`` float32."""
         ...

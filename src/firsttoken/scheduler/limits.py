@@ -16,16 +16,22 @@ def refusal(request: Request, kv: KVCache, max_model_len: int) -> InvalidRequest
         return InvalidRequest(f"max_tokens must be 1 or more, got {request.max_tokens}", param="max_tokens")
     if not 0 < request.share < float("inf"):
         return InvalidRequest(f"the share of a tenant must be more than 0, got {request.share!r}", param="share")
-    if prompt >= max_model_len:
+    if request.prompt_only and prompt > max_model_len:
+        return InvalidRequest(
+            f"the prompt has {prompt} tokens, and at most {max_model_len} fit; shorten it or truncate it",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if prompt >= max_model_len and not request.prompt_only:
         return InvalidRequest(
             f"the prompt has {prompt} tokens, but prompt and output together may have at most {max_model_len} and the "
             f"output has at least one; shorten the prompt to {max_model_len - 1} tokens",
             param="prompt",
             code="context_length_exceeded",
         )
-    output = min(request.max_tokens, max_model_len - prompt)
+    output = 0 if request.prompt_only else min(request.max_tokens, max_model_len - prompt)
     # The KV of the last token is never needed.
-    blocks = kv.blocks_for(prompt + output - 1)
+    blocks = kv.blocks_for(prompt + max(output, 1) - 1)
     if blocks > kv.num_blocks:
         room = kv.num_blocks * kv.block_tokens + 1
         return InvalidRequest(

@@ -20,7 +20,7 @@ from collections import deque
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import InvalidRequest
-from firsttoken.core.plan import RowBlocks, StepResult
+from firsttoken.core.plan import RowBlocks, RowSample, StepResult
 from firsttoken.core.request import Request, Status
 from firsttoken.core.service import ServiceClass, Targets
 from firsttoken.core.timeline import Mark
@@ -146,7 +146,8 @@ class Scheduler:
         never = self.can_ever_fit(request)
         if never is not None:
             raise never
-        request.max_tokens = min(request.max_tokens, self.config.max_model_len - request.num_prompt)
+        if not request.prompt_only:
+            request.max_tokens = min(request.max_tokens, self.config.max_model_len - request.num_prompt)
         ticket = Ticket(request, self._next_arrival, now_ns())
         self._tickets[request.request_id] = ticket
         if self._hold is not None:
@@ -331,6 +332,9 @@ class Scheduler:
             if sample.error is not None:
                 updates.append(self._fail(request, sample.error))
                 continue
+            if request.prompt_only:
+                updates.append(self._complete_prompt(request, sample))
+                continue
             token, tokens = sample.token, request.tokens
             tokens.append(token)
             if request.timeline.marks[-1] != _DECODES:
@@ -344,8 +348,14 @@ class Scheduler:
             # Others are registered with the next full block, or at the end: nothing is lost, and most steps are spared.
             if not finished and not min(request.num_computed, known) % kv.block_tokens:
                 kv.commit(request)
-            updates.append(Update(request, token, sample.logprobs, finished))
+            updates.append(Update(request, token, sample.logprobs, finished, prompt_logprobs=sample.prompt_logprobs))
         return updates
+
+    def _complete_prompt(self, request: Request, sample: RowSample) -> Update:
+        """The prompt is computed, and that was all."""
+        self._end(self._tickets[request.request_id], "length" if request.pooling is None else "stop")
+        self.counters.finished += 1
+        return Update(request, None, finished=True, pooled=sample.pooled, prompt_logprobs=sample.prompt_logprobs)
 
     def _end_of_text(self, request: Request, token: int) -> bool:
         """End the request if ``token`` is its last; False when it goes on."""
@@ -389,7 +399,7 @@ class Scheduler:
         self.kv.release(request, forget=failed)
         if request.status is Status.RUNNING:
             self._running.leave(ticket)
-        if failed:
+        if failed or request.prompt_only:  # that one says nothing of how long outputs get
             self._reservation.left(request)
         else:
             self._reservation.ended(request)

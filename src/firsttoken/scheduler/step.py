@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from firsttoken.core.plan import RowBlocks, RowStart, RowWork, StepPlan, TokenLogprobs
+from firsttoken.core.plan import PromptLogprobs, RowBlocks, RowStart, RowWork, StepPlan, TokenLogprobs
 from firsttoken.core.request import Request
 
 
@@ -21,13 +21,15 @@ class PlannedStep(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """One request got a token, or ended. ``token`` is None only with ``error``."""
+    """One request got a token, or ended. ``token`` is None with ``error``, and for one that generates nothing."""
 
     request: Request
     token: int | None
     logprobs: TokenLogprobs | None = None
     finished: bool = False
     error: str | None = None
+    pooled: bytes | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Counters(msgspec.Struct):
@@ -68,6 +70,7 @@ class StepBuilder:
                 seed=request.seed,
                 blocks=blocks,
                 stop_ids=tuple(sorted(request.stop_ids)),
+                pooling=request.pooling,
             )
         )
 

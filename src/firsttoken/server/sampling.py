@@ -73,6 +73,8 @@ def _params(
 ) -> SamplingParams:
     if logprobs is not None and not 0 <= logprobs <= 20:
         raise bad_request(f"{logprobs_name} must be in [0, 20], got {logprobs}", logprobs_name)
+    if max_tokens == 0:
+        raise InvalidRequest("max_tokens must be 1 or more, got 0", param="max_tokens")
     fields = _FIELDS(request)
     # Callers ask in the same way again and again. Lists may be long, and are looked at anew.
     build = _build if all(value is None for value in fields[:_LISTS]) else _build.__wrapped__

@@ -8,7 +8,7 @@ import msgspec
 
 from firsttoken.core.agreement import SelfCheck
 from firsttoken.core.cache_miss import Miss
-from firsttoken.core.plan import TokenLogprobs
+from firsttoken.core.plan import PromptLogprobs, TokenLogprobs
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.retention import NotKept
 from firsttoken.core.step_record import StepRecord
@@ -130,7 +130,9 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     ``stop_reason``: the token id that ended it, when it was one of the caller's ``stop_token_ids``.
     ``cached_tokens`` of the prompt were found, ``cached_host`` and ``cached_disk`` of them in lower tiers than the
     device; ``miss`` says why no more were. ``kept``: whether the request's wish for retention was granted, None without
-    one, and ``kept_reason`` why not. ``spent`` comes with its first tokens and with the last.
+    one, and ``kept_reason`` why not. ``spent`` comes with its first tokens and with the last. ``prompt_logprobs`` come
+    with the first tokens, or with the end of a request that generates none; ``pooled`` is the vector of one that was to
+    be pooled, float32.
     """
 
     id: int
@@ -149,6 +151,8 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     kept: bool | None = None
     kept_reason: NotKept | None = None
     spent: Spent | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    pooled: bytes | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

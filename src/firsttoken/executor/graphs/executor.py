@@ -24,17 +24,18 @@ from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.captures import LARGEST_LEARNED, LARGEST_MIXED, Captures, Graph
 from firsttoken.executor.graphs.device_clock import DeviceClock
-from firsttoken.executor.graphs.inputs import StepInputs, StepLayout
+from firsttoken.executor.graphs.inputs import StepInputs, StepLayout, first_rows
 from firsttoken.executor.graphs.profiles import SMALL_ROWS, ShapeTable, StepShape
 from firsttoken.executor.graphs.results import ResultRing
 from firsttoken.executor.graphs.rows import STAGING_WORDS, Staging, StreamRows
 from firsttoken.executor.graphs.runtime import Event, Runtime
 from firsttoken.executor.interface import MAIN_LANE
+from firsttoken.executor.prompt_readers import PromptReaders, Read, Wanted, results, to_device
 from firsttoken.kernels.step_io import new_state
 from firsttoken.kvcache.copy import CopyEngine
 from firsttoken.kvcache.host import HostMemory
 from firsttoken.kvcache.torch_copy import open_copies
-from firsttoken.models.step_view import Logits, StepModel, StepView
+from firsttoken.models.step_view import Kept, Logits, StepModel, StepView
 from firsttoken.sampling.device.params import Needs
 from firsttoken.sampling.device.sampler import DeviceSampler
 
@@ -109,6 +110,7 @@ class GraphExecutor:
         with self._working():  # what is zeroed must be so in the order of the steps' stream
             self._state = new_state(runtime.device)
             self._inputs = StepInputs(self.table, ring, runtime.device)
+            self._prompts = PromptReaders(runtime.device, model.logits)
             self._sampler = DeviceSampler(model.vocab_size, slots, largest.samples, runtime.device)
             self._rows = StreamRows(config.max_model_len, config.kv_format.block_tokens, self._sampler.words)
             self._results = ResultRing(largest.samples, RING, self._state, runtime)
@@ -142,13 +144,17 @@ class GraphExecutor:
             patches = []
         self._inputs.pack(plan, shape, patches, index)
         needs = self._sampler.needs(sampled)
+        wanted = self._prompts.wanted(plan.work, lambda: first_rows(plan.work, shape))
+        reads: list[Read] = []
         try:
-            captured = self._run(shape, needs)
+            if wanted:
+                reads = self._run_reading(shape, needs, wanted)
+            captured = not wanted and self._run(shape, needs)
             self._pass(index)
         finally:
             place.end.record()
-        wanted = self._sampler.num_logprobs(sampled)
-        flying = StepInFlight(place, lambda: self._read(plan.step_id, index, shape, sampled, wanted, captured))
+        logprobs = self._sampler.num_logprobs(sampled)
+        flying = StepInFlight(place, lambda: self._read(plan.step_id, index, shape, sampled, logprobs, captured, reads))
         self._flying[index] = flying
         return flying
 
@@ -168,7 +174,7 @@ class GraphExecutor:
         # Flying steps hold the executor itself, and graphs the memory that they were captured with.
         self._flying.clear()
         self._captures = Captures([])
-        del self._model, self._sampler, self._rows, self._inputs, self._results, self._state
+        del self._model, self._prompts, self._sampler, self._rows, self._inputs, self._results, self._state
         self._runtime.release()
 
     def copies(self, host: HostMemory | None = None, *, may_grow: Callable[[], bool] = lambda: True) -> CopyEngine:
@@ -341,6 +347,7 @@ class GraphExecutor:
         """Apply the plan's changes; what is left of them are patches of block tables."""
         for slot in plan.retire:
             self._sampler.retire(slot)
+            self._prompts.retire(slot)
         if plan.starts:
             self._start(plan.starts, staging)
         return self._rows.patches(plan.blocks) if plan.blocks else []
@@ -350,6 +357,8 @@ class GraphExecutor:
         self._kernels.wait_first(1)  # any key's kernels include the one that starts rows
         states = []
         for row in starts:
+            with self._working():
+                self._prompts.start(row)
             states.append(self._sampler.take(row.slot, row.params, row.seed, row.num_prompt, row.stop_ids))
             if not self._sampler.is_plain(row.slot):
                 self._equip(row)
@@ -402,6 +411,23 @@ class GraphExecutor:
             self._choose(self._view(shape), model.logits(), needs)
         return True
 
+    def _run_reading(self, shape: StepShape, needs: Needs, wanted: list[Wanted]) -> list[Read]:
+        """Launch a step kernel by kernel, and what reads the hidden states of prompts in it."""
+        places = np.concatenate([np.arange(one.first, one.end) for one in wanted])
+        view = self._view(shape)
+
+        def work() -> list[Read]:
+            kept = Kept(to_device(places, self._runtime.device))
+            self._inputs.receive(view, shape, self._state)
+            logits = self._model.forward(view, kept)
+            assert kept.hidden is not None, "the model kept nothing"
+            reads = self._prompts.read(wanted, torch.split(kept.hidden, [one.end - one.first for one in wanted]))
+            self._choose(view, logits, needs)
+            return reads
+
+        with self._working():
+            return self._with_memory(work)
+
     def _segment(self, shape: StepShape, needs: Needs | None) -> Logits | None:
         """Everything from a step's inputs to its result; without ``needs`` up to the logits."""
         view = self._view(shape)
@@ -438,14 +464,16 @@ class GraphExecutor:
         sampled: list[int],
         wanted: list[int | None],
         captured: bool,
+        reads: list[Read],
     ) -> StepResult:
         self._places[index].end.synchronize()
         began_there, ended_there = self._results.times(index)
         ended = self._clock.host_ns(ended_there, now_ns())
         device_ns = ended_there - began_there
+        samples = self._results.read(index, sampled, wanted)
         return StepResult(
             step_id=step_id,
-            samples=self._results.read(index, sampled, wanted),
+            samples=results(reads, samples) if reads else samples,
             started_ns=ended - device_ns,
             ended_ns=ended,
             forward_ns=device_ns,

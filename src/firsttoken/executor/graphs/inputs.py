@@ -11,6 +11,7 @@ for the shape always reads the same memory::
 from __future__ import annotations
 
 from array import array
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -83,6 +84,21 @@ class _Prepared:
         self.ints = [words.data for words in self.words]
 
 
+def _decodes(work: list[RowWork], shape: StepShape) -> int:
+    """How many of a plan's rows are decode rows: those of one token, but that without decode rows in the shape it is a
+    chunk like others."""
+    if shape.decode_only:
+        return len(work)
+    return sum(row.count == 1 and row.sample for row in work) if shape.decode_rows else 0
+
+
+def first_rows(work: list[RowWork], shape: StepShape) -> list[int]:
+    """Where the token rows of each work item begin, as `StepInputs.pack` lays them out."""
+    decodes = _decodes(work, shape)
+    ends = accumulate((row.count for row in work[decodes:]), initial=shape.decode_rows)
+    return [*range(decodes), *ends][: len(work)]
+
+
 class StepInputs:
     """The device buffer and the pinned ``ring`` before it, int32 ``[places, words]``."""
 
@@ -141,10 +157,7 @@ class StepInputs:
         """Write a plan's inputs to a place of the ring. ``patches`` must fit."""
         prepared = self._of(shape)
         layout, words, work = prepared.layout, prepared.words[index], plan.work
-        decodes = len(work)
-        if not shape.decode_only:
-            # Without decode rows in the shape, a row of one token is a chunk like others.
-            decodes = sum(row.count == 1 and row.sample for row in work) if shape.decode_rows else 0
+        decodes = _decodes(work, shape)
         alike = (prepared, decodes)
         if self._held[index] != alike:
             words[:] = layout.template
