@@ -27,7 +27,7 @@ help:
 	@echo "make test               install with the test tools, then format, lint, types and tests"
 	@echo "make lint               format, lint and types only"
 	@echo "make bench-cpu          measure firsttoken, transformers and llama.cpp on this CPU (ARGS=--json)"
-	@echo "make soak               a virtual hour of overload, then 200 callers over HTTP: nothing may leak or go unanswered"
+	@echo "make soak               a virtual hour of overload, then 200 callers over HTTP, then 500 for 10 minutes: nothing may leak or be lost"
 	@echo "make test-integrations  run other projects' clients against a server, each in an environment of its own"
 	@echo "make clean              remove the environments and caches (models stay)"
 
@@ -55,6 +55,7 @@ bench-cpu: $(VENV)/.installed-peers model
 soak: $(VENV)/.installed
 	$(BIN)/python benchmarks/soak.py --hours 1 $(ARGS)
 	$(BIN)/python benchmarks/overload_http.py $(ARGS)
+	$(BIN)/python benchmarks/soak_http.py
 
 test-integrations: model $(VENV)-openai2/.installed $(VENV)-compressed/.installed
 	$(BIN)/python -m benchmarks.integrations --output benchmarks/results/integrations.json \
