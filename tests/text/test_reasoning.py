@@ -52,12 +52,15 @@ def test_it_is_told_as_it_comes():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "qwen3", "r1"),
+    ("prompt", "begun", "qwen3", "r1"),
     [
-        ("<|assistant|><think>\n", True, True),
-        ("<|assistant|>", False, True),
-        ("<|assistant|>\n<think>\n\n</think>\n\n", False, False),
+        ("<|assistant|><think>\n", "", "on", "on"),
+        ("<|assistant|>", "", "first", "on"),
+        ("<|assistant|>\n<think>\n\n</think>\n\n", "", "no", "no"),
+        ("<|assistant|>So", "So", "no", "on"),
+        ("<|assistant|><think>So", "<think>So", "on", "on"),
+        ("<|assistant|><think>a</think>So", "<think>a</think>So", "no", "no"),
     ],
 )
-def test_where_a_prompt_leaves_it(prompt, qwen3, r1):
-    assert (QWEN3.begins_inside(prompt), R1.begins_inside(prompt)) == (qwen3, r1)
+def test_where_a_prompt_leaves_it(prompt, begun, qwen3, r1):
+    assert (QWEN3.after(prompt, begun), R1.after(prompt, begun)) == (qwen3, r1)

@@ -308,18 +308,21 @@ class AsyncLLM:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         cache_salt: str = "",
         **template_kwargs: Any,
     ) -> RenderedPrompt:
         """The prompt of a chat by the checkpoint's template, and its token ids, made in a thread unless they are a
-        matter of microseconds; what was tokenised for the same ``cache_salt`` lately is not again. ``template_kwargs``
-        are variables for the template. Raises `InvalidRequest`, also when the model has no chat template."""
+        matter of microseconds; what was tokenised for the same ``cache_salt`` lately is not again. With
+        ``continue_final_message`` the answer goes on with the last message, the assistant's. ``template_kwargs`` are
+        variables for the template. Raises `InvalidRequest`, also when the model has no chat template."""
         if self._admission is None:
             await self.start()
         return await self._texts().render_and_encode(
             messages,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             tools=tools,
             template_kwargs=template_kwargs,
             salt=cache_salt,

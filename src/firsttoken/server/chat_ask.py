@@ -7,11 +7,13 @@ from typing import Any
 from firsttoken.server.call import Call
 from firsttoken.server.chat_tools import chat_tools
 from firsttoken.server.conversation import Ask
-from firsttoken.server.decode import check_template_kwargs
+from firsttoken.server.errors import bad_request
 from firsttoken.server.sampling import chat_params
 from firsttoken.server.schema import ChatRequest
 from firsttoken.server.service import agree
 from firsttoken.server.state import AppState
+from firsttoken.server.template_inputs import adds_prompt, template_inputs
+from firsttoken.text.messages import content_text
 
 
 def chat_ask(state: AppState, call: Call, request: ChatRequest, messages: list[dict[str, Any]]) -> tuple[Ask, str]:
@@ -28,9 +30,24 @@ def chat_ask(state: AppState, call: Call, request: ChatRequest, messages: list[d
         messages=messages,
         params=params,
         terms=terms,
-        template_kwargs=check_template_kwargs(request.chat_template_kwargs),
-        add_generation_prompt=request.add_generation_prompt is not False,
+        template_kwargs=template_inputs(state, request),
+        add_generation_prompt=adds_prompt(request),
+        continue_final_message=bool(request.continue_final_message),
+        echo=_echo(request, messages),
         tools=chat_tools(request, state.prompt_limit),
         reasoning=request.include_reasoning is not False,
     )
     return ask, tier
+
+
+def _echo(request: ChatRequest, messages: list[dict[str, Any]]) -> str:
+    """What the answers begin with, as vLLM has it: the last message's content, where it is the assistant's."""
+    if not request.echo:
+        return ""
+    if messages[-1].get("role") != "assistant":
+        raise bad_request(
+            "echo repeats the last message, and only the assistant's can be: send an assistant message last, or leave "
+            "echo out",
+            "echo",
+        )
+    return content_text(messages[-1])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from firsttoken.server.errors import bad_request
-from firsttoken.server.schema import ChatRequest, NamedTool
+from firsttoken.server.schema import ChatRequest, FunctionTool, NamedTool
 from firsttoken.server.tools import Tool, ToolUse, check_tools
 
 
-def chat_tools(request: ChatRequest, limit: int) -> ToolUse | None:
-    """What may be called, None where nothing may: then the model is not told of the tools either, since what it knows
-    of it calls. ``limit`` is how many bytes of JSON they may take. Raises `ApiError` 400 that names the place."""
-    given, choice = request.tools or [], request.tool_choice
+def offered(given: list[FunctionTool] | None, limit: int) -> list[Tool]:
+    """The tools, which may take so many bytes of JSON. Raises `ApiError` 400 that names the place."""
     tools = [
         Tool(
             name=one.function.name,
@@ -19,9 +17,16 @@ def chat_tools(request: ChatRequest, limit: int) -> ToolUse | None:
             strict=bool(one.function.strict),
             place=f"tools[{index}].function",
         )
-        for index, one in enumerate(given)
+        for index, one in enumerate(given or ())
     ]
     check_tools(tools, limit)
+    return tools
+
+
+def chat_tools(request: ChatRequest, limit: int) -> ToolUse | None:
+    """What may be called, None where nothing may: then the model is not told of the tools either, since what it knows
+    of it calls. ``limit`` is how many bytes of JSON they may take. Raises `ApiError` 400 that names the place."""
+    tools, choice = offered(request.tools, limit), request.tool_choice
     if not tools:
         if choice not in (None, "none", "auto"):
             raise bad_request("tool_choice asks for a call, and there are no tools: send tools", "tool_choice")

@@ -21,6 +21,7 @@ from firsttoken.server.readers import AnswerReaders
 from firsttoken.server.state import AppState
 from firsttoken.server.streaming import deltas, named
 from firsttoken.server.tools import ToolUse
+from firsttoken.text.messages import content_text
 from firsttoken.text.pieces import Content, Piece, Reasoning
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class Ask:
     terms: Terms
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The answers go on with the last message, the assistant's."""
+    echo: str = ""
+    """What they are told to begin with."""
     tools: ToolUse | None = None
     reasoning: bool = True
     """Reasoning is told; else it is left out of the pieces."""
@@ -74,17 +79,22 @@ class Conversation:
 
     async def said(self) -> AsyncIterator[Said]:
         """The answers as they come, those of ``params.n`` side by side. Raises what `streaming.deltas` raises."""
-        readers = self.readers
+        echo = dict.fromkeys(range(self.params.n), self.ask.echo) if self.ask.echo else {}
         async for delta in deltas(self.generation, prompt_field=self.ask.param):
-            if readers is None:
-                yield Said(delta, (Content(delta.text),) if delta.text else (), delta.finish_reason)
-                continue
-            pieces, finish_reason = readers.read(delta)
-            if finish_reason is not None and delta.finish_reason is None:
-                self.generation.end(delta.index)
-            if not self.ask.reasoning:
-                pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
-            yield Said(delta, pieces, finish_reason)
+            said = self._said(delta)
+            if echo and (text := echo.pop(delta.index, "")):
+                said.pieces = (Content(text), *said.pieces)
+            yield said
+
+    def _said(self, delta: Delta) -> Said:
+        if self.readers is None:
+            return Said(delta, (Content(delta.text),) if delta.text else (), delta.finish_reason)
+        pieces, finish_reason = self.readers.read(delta)
+        if finish_reason is not None and delta.finish_reason is None:
+            self.generation.end(delta.index)
+        if not self.ask.reasoning:
+            pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
+        return Said(delta, pieces, finish_reason)
 
     def cancel(self) -> None:
         self.generation.cancel()  # does nothing after the end
@@ -102,13 +112,16 @@ async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversati
     rendered = await llm.render_chat(
         ask.messages,
         add_generation_prompt=ask.add_generation_prompt,
+        continue_final_message=ask.continue_final_message,
         tools=None if tools is None else tools.definitions(),
         cache_salt=ask.terms.salt,
         **ask.template_kwargs,
     )
     call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)
     call.timeline.stamp(Mark.TOKENIZED, rendered.tokenized_ns)
-    readers = AnswerReaders.of(formats, ask.params, tools, llm.tokenizer, rendered.text)
+    begun = content_text(ask.messages[-1]) if ask.continue_final_message else ""
+    thinks = formats.thinks(rendered.text, begun)
+    readers = AnswerReaders.of(formats, ask.params, tools, llm.tokenizer, thinks)
     allow(state, call, [rendered.ids], ask.params, param=ask.param)
     try:
         generation = llm.open(

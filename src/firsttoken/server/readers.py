@@ -9,7 +9,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.server.tools import ToolUse
 from firsttoken.text.answer_formats import AnswerFormats
 from firsttoken.text.pieces import Piece, Reader
-from firsttoken.text.reasoning import ReasoningReader
+from firsttoken.text.reasoning import ReasoningReader, Thinks
 from firsttoken.text.tools.reader import ToolReader
 
 if TYPE_CHECKING:
@@ -26,11 +26,10 @@ class AnswerReaders:
         params: SamplingParams,
         tools: ToolUse | None,
         tokenizer: Tokenizer,
-        *,
-        thinks: bool,
-        inside: bool,
+        thinks: Thinks,
     ) -> None:
-        marks = [formats.tool_marks] * (tools is not None) + [formats.reasoning_marks] * thinks
+        reasons = thinks != "no"
+        marks = [formats.tool_marks] * (tools is not None) + [formats.reasoning_marks] * reasons
         self.shown = frozenset[int]().union(*(one.ids for one in marks))
         self._formats = formats
         self._hidden = (
@@ -41,9 +40,9 @@ class AnswerReaders:
         self._thoughts: list[_Thought] = []
         for _ in range(params.n):
             reader = self._tool_reader()
-            if thinks:
+            if reasons:
                 assert formats.reasoning is not None
-                reader = thinking = ReasoningReader(formats.reasoning, reader, inside=inside)
+                reader = thinking = ReasoningReader(formats.reasoning, reader, inside=thinks == "on")
                 self._thoughts.append(_Thought(thinking, formats.reasoning.closing.encode(), tokenizer.token_bytes))
             assert reader is not None
             self._readers.append(reader)
@@ -55,14 +54,12 @@ class AnswerReaders:
         params: SamplingParams,
         tools: ToolUse | None,
         tokenizer: Tokenizer | None,
-        prompt: str,
+        thinks: Thinks,
     ) -> AnswerReaders | None:
-        """For the answers to ``prompt``; None where there is nothing but content to find in them."""
-        thinks = formats.reasoning is not None
-        if tokenizer is None or not (thinks or tools):
+        """None where there is nothing but content to find in the answers."""
+        if tokenizer is None or (tools is None and thinks == "no"):
             return None
-        inside = formats.reasoning is not None and formats.reasoning.begins_inside(prompt)
-        return cls(formats, params, tools, tokenizer, thinks=thinks, inside=inside)
+        return cls(formats, params, tools, tokenizer, thinks)
 
     @property
     def reasoning_tokens(self) -> int | None:

@@ -152,13 +152,15 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
     # known, not implemented: see refusals.py
     add_special_tokens: Any = None
     audio: Any = None
     chat_template: Any = None
-    continue_final_message: Any = None
     documents: Any = None
-    echo: Any = None
     function_call: Any = None
     functions: Any = None
     mm_processor_kwargs: Any = None
@@ -167,7 +169,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -192,13 +193,13 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     messages: msgspec.Raw = ABSENT
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[FunctionTool] | None = None
     return_token_strs: bool | None = None
     # known, not implemented: see refusals.py
     chat_template: Any = None
-    continue_final_message: Any = None
     mm_processor_kwargs: Any = None
-    tools: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from array import array
 from typing import Any
 
 from firsttoken.server.call import Call
+from firsttoken.server.chat_tools import offered
 from firsttoken.server.decode import (
     RequestDecoder,
     check_template_kwargs,
@@ -20,6 +21,9 @@ from firsttoken.server.encode import TokenNames, to_json
 from firsttoken.server.errors import bad_request
 from firsttoken.server.schema import DetokenizeRequest, TokenizeRequest
 from firsttoken.server.state import AppState
+from firsttoken.server.template_inputs import adds_prompt
+
+_OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
 class TokenizeRoute:
@@ -59,8 +63,8 @@ class TokenizeRoute:
     ) -> array[int]:
         llm = self._state.llm
         if messages is None:
-            if request.chat_template_kwargs or request.add_generation_prompt is not None:
-                raise bad_request("add_generation_prompt and chat_template_kwargs need messages", "messages")
+            if any(getattr(request, name) not in (None, False) for name in _OF_CHATS):
+                raise bad_request(f"{', '.join(_OF_CHATS)} need messages", "messages")
             assert prompt is not None
             special = request.add_special_tokens is not False
             return await llm.encode(
@@ -68,10 +72,15 @@ class TokenizeRoute:
             )
         if request.add_special_tokens:
             raise bad_request("add_special_tokens is not supported with messages: the template writes them", "messages")
-        kwargs = check_template_kwargs(request.chat_template_kwargs)
-        if request.add_generation_prompt is not None:
-            kwargs["add_generation_prompt"] = request.add_generation_prompt
-        rendered = await llm.render_chat(messages, cache_salt=salt, **kwargs)
+        tools = offered(request.tools, self._state.prompt_limit)
+        rendered = await llm.render_chat(
+            messages,
+            add_generation_prompt=adds_prompt(request),
+            continue_final_message=bool(request.continue_final_message),
+            tools=[tool.definition() for tool in tools],
+            cache_salt=salt,
+            **check_template_kwargs(request.chat_template_kwargs),
+        )
         ids: array[int] = rendered.ids
         return ids
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firsttoken.core.errors import ConfigError
-from firsttoken.text.reasoning import REASONING_FORMATS, ReasoningFormat
+from firsttoken.text.reasoning import REASONING_FORMATS, ReasoningFormat, Thinks
 from firsttoken.text.tools.formats import FORMATS
 from firsttoken.text.tools.reader import ToolFormat
 
@@ -75,6 +75,10 @@ class AnswerFormats:
             Marks.of(form.markers if form is not None else (), tokenizer),
             Marks.of((thinks.opening, thinks.closing) if thinks is not None else (), tokenizer),
         )
+
+    def thinks(self, prompt: str, begun: str = "") -> Thinks:
+        """As `ReasoningFormat.after`."""
+        return "no" if self.reasoning is None else self.reasoning.after(prompt, begun)
 
     def lines(self) -> list[str]:
         """What was chosen, for the lines of the start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,16 +89,19 @@ class ChatTemplate:
         controls: ControlTokens | None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> Rendered:
-        """As `render`, and where the text has ``controls`` that are not the template's."""
+        """As `render`, and where the text has ``controls`` that are not the template's. With ``continue_final_message``
+        it ends where the content of the last message does, which must be the assistant's."""
         kwargs = dict(template_kwargs or {})
         self._check_kwargs(kwargs)
         if tools and "tools" not in self.reads:
             raise InvalidRequest("tools: this model's chat template does not support tools", param="tools")
         plain = normalize_messages(messages, developer=self._knows_developer)
         given = list(tools) if tools else None
+        end = _mark_end(plain) if continue_final_message else None
         texts = caller_texts(plain, given, kwargs)
         budget = _budget(plain, tools)
         twins = None if controls is None else controls.twins(texts)
@@ -108,9 +112,11 @@ class ChatTemplate:
             **kwargs,
             "messages": plain,
             "tools": given,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         text = self._run(values, budget, twins)
+        if end is not None:
+            text = _up_to(text, end)
         return Rendered(text) if twins is None or controls is None else Rendered.of(text, twins, controls)
 
     def _run(self, values: dict[str, Any], budget: Budget, twins: Twins | None) -> str:
@@ -136,6 +142,35 @@ class ChatTemplate:
                     f"chat_template_kwargs.{name} cannot be set by a request",
                     param=f"chat_template_kwargs.{name}",
                 )
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> str:
+    """Put a mark behind the content of the last message, and return it: none can guess it, and no template trims it."""
+    last = messages[-1]
+    if last["role"] != "assistant":
+        raise InvalidRequest(
+            f"continue_final_message: the last message is the {last['role']}'s, and only one of the assistant's can be "
+            "gone on with: send such a message last, or leave it out",
+            param="continue_final_message",
+        )
+    if last.get("tool_calls"):
+        raise InvalidRequest(
+            "continue_final_message: the last message has tool_calls, behind which there is nothing to go on with",
+            param="continue_final_message",
+        )
+    mark = f"\U0010fffd{secrets.token_hex(8)}\U0010fffd"
+    last["content"] += mark
+    return mark
+
+
+def _up_to(text: str, mark: str) -> str:
+    before, found, after = text.partition(mark)
+    if not found or mark in after:
+        raise InvalidRequest(
+            "continue_final_message: this model's chat template does not write the last message's content as it is",
+            param="continue_final_message",
+        )
+    return before
 
 
 def _texts(tree: nodes.Template) -> list[str]:

@@ -11,7 +11,13 @@ from firsttoken.core.errors import InvalidRequest
 from firsttoken.text.tokenizer import check_unicode
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_PASSED_ON = ("name", "tool_call_id", "reasoning_content")
+# By the name under which templates look for it: newer clients of vLLM's call reasoning "reasoning".
+_PASSED_ON = {
+    "name": "name",
+    "tool_call_id": "tool_call_id",
+    "reasoning": "reasoning_content",
+    "reasoning_content": "reasoning_content",
+}
 
 
 def normalize_messages(messages: Any, *, developer: bool = False) -> list[dict[str, Any]]:
@@ -35,10 +41,10 @@ def _normalize(message: Any, path: str, developer: bool) -> dict[str, Any]:
         raise InvalidRequest(f"{path}.role is {_short(role)}; known roles are {', '.join(ROLES)}", param=f"{path}.role")
     plain: dict[str, Any] = {"role": "system" if role == "developer" and not developer else role}
     plain["content"] = _content(message.get("content"), f"{path}.content", optional=role == "assistant")
-    for field in _PASSED_ON:
+    for field, name in _PASSED_ON.items():
         value = message.get(field)
         if value is not None:
-            plain[field] = _text(value, f"{path}.{field}")
+            plain[name] = _text(value, f"{path}.{field}")
     calls = message.get("tool_calls")
     if calls:
         if role != "assistant":
@@ -121,6 +127,11 @@ def _short(value: Any) -> str:
     """A value as an error message may show it: valid UTF-8 and not long."""
     text = reprlib.repr(value)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """The content of a message that `normalize_messages` takes, as it would be there."""
+    return _content(message.get("content"), "content", optional=True)
 
 
 def count_characters(messages: Any) -> int:

@@ -117,6 +117,7 @@ class TextPool:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         salt: str = "",
@@ -141,6 +142,7 @@ class TextPool:
                 messages,
                 self._controls,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tools=tools,
                 template_kwargs=template_kwargs,
             )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from firsttoken.text.pieces import Content, Piece, Reader, Reasoning
+
+Thinks = Literal["no", "first", "on"]
+"""Whether an answer begins with reasoning: it has none, it may open one first, it goes on with one that is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +21,15 @@ class ReasoningFormat:
     opening: str = "<think>"
     closing: str = "</think>"
 
-    def begins_inside(self, prompt: str) -> bool:
-        """What follows ``prompt``, which ends where the answer begins, is reasoning from its first character."""
+    def after(self, prompt: str, begun: str = "") -> Thinks:
+        """What an answer does that follows ``prompt``; ``begun`` is what of the answer stands at its end."""
+        if begun.strip():
+            opened, closed = begun.rfind(self.opening), begun.rfind(self.closing)
+            return "on" if opened > closed or (self.always and closed < 0) else "no"
         end = prompt[-64:].rstrip()
-        return end.endswith(self.opening) or (self.always and not end.endswith(self.closing))
-
-    def left_open(self, text: str) -> bool:
-        """The beginning of an answer that ends inside of reasoning."""
-        return text.rfind(self.opening) > text.rfind(self.closing)
+        if end.endswith(self.closing):
+            return "no"
+        return "on" if self.always or end.endswith(self.opening) else "first"
 
 
 REASONING_FORMATS = {form.name: form for form in (ReasoningFormat("qwen3"), ReasoningFormat("deepseek_r1", True))}

@@ -20,6 +20,7 @@ from firsttoken.server.openapi.responses import INPUT
 from firsttoken.server.responses.request import MAX_KEY_CHARS, MAX_METADATA, MAX_VALUE_CHARS
 from firsttoken.server.responses.schema import Item
 from firsttoken.server.service import MAX_PRIORITY, MAX_SALT_CHARS
+from firsttoken.server.template_inputs import EFFORTS
 from firsttoken.server.tools import MAX_TOOLS
 from firsttoken.text.tools.formats import MAX_NAME
 
@@ -79,6 +80,7 @@ class AssistantMessage(_Message, tag="assistant"):
 
     content: str | list[TextPart] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[PastToolCall] | None = None
 
 
@@ -180,6 +182,10 @@ FIELDS = {
     ),
     "tool_choice": _field("Whether tools are called: as the model decides (`auto`), never, or for sure."),
     "parallel_tool_calls": _field("False: one call at most."),
+    "reasoning_effort": _field("How much to think, where the model's template reads it.", enum=[*EFFORTS, None]),
+    "enable_thinking": _field("Whether to think, where the model's template reads it."),
+    "continue_final_message": _field("The answer goes on with the last message, the assistant's."),
+    "ChatRequest.echo": _field("The answer begins with the last message, the assistant's."),
     "include_reasoning": _field("False leaves out what the model thinks."),
     "return_token_strs": _field("Show each token as text."),
     "priority": _range("Lower goes first, inside a service class.", -MAX_PRIORITY, MAX_PRIORITY - 1),

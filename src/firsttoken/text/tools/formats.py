@@ -8,7 +8,7 @@ import re
 import string
 
 from firsttoken.text.tools.cursor import Steps
-from firsttoken.text.tools.reader import ToolFormat, ToolReader
+from firsttoken.text.tools.reader import ToolFormat, ToolReader, Written
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 MAX_NAME = 64
@@ -120,6 +120,7 @@ class Hermes:
     triggers = ("<tool_call>",)
     markers = ("<tool_call>", "</tool_call>")
     bare = False
+    written = Written('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n")
     new_id = staticmethod(call_id)
 
     def read(self, reader: ToolReader) -> Steps[None]:
@@ -141,6 +142,7 @@ class Llama3:
     triggers = ("<|python_tag|>",)
     markers = ("<|python_tag|>",)
     bare = True
+    written = Written('{"name": "', '", "parameters": ', "}", "; ")
     new_id = staticmethod(call_id)
 
     def read(self, reader: ToolReader) -> Steps[None]:
@@ -159,12 +161,18 @@ class Llama3:
 
 
 class Mistral:
-    """``[TOOL_CALLS][{"name": .., "arguments": {..}}, ..]``, and since 2025 ``[TOOL_CALLS]name[ARGS]{..}`` for each."""
+    """``[TOOL_CALLS][{"name": .., "arguments": {..}}, ..]``; since 2025 ``[TOOL_CALLS]name[ARGS]{..}`` for each
+    (``named``). Both are read, whichever the model at hand was taught."""
 
     name = "mistral"
     triggers = ("[TOOL_CALLS]",)
     markers = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
     bare = False
+
+    def __init__(self, *, named: bool = False) -> None:
+        self.written = Written('{"name": "', '", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]")
+        if named:
+            self.written = Written("[TOOL_CALLS]", "[ARGS]")
 
     def new_id(self) -> str:
         """Mistral's templates refuse any other form."""
@@ -214,6 +222,7 @@ class Qwen3Coder:
     triggers = ("<tool_call>", "<function=")
     markers = ("<tool_call>", "</tool_call>")
     bare = False
+    written = Written("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n")
     new_id = staticmethod(call_id)
 
     def read(self, reader: ToolReader) -> Steps[None]:

@@ -11,6 +11,19 @@ from firsttoken.text.pieces import CallArguments, CallStart, Content, Piece
 from firsttoken.text.tools.cursor import Cursor, Steps
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a model writes calls that are right: ``opening``, a call or several with ``separator`` between them, and
+    ``closing``; a call is ``before``, the name, ``between``, the arguments and ``after``."""
+
+    before: str
+    between: str
+    after: str = ""
+    separator: str = ""
+    opening: str = ""
+    closing: str = ""
+
+
 class ToolFormat(Protocol):
     """One way of writing tool calls."""
 
@@ -29,6 +42,9 @@ class ToolFormat(Protocol):
     @property
     def bare(self) -> bool:
         """A call may also begin with a brace at the very start of an answer."""
+
+    @property
+    def written(self) -> Written: ...
 
     def read(self, reader: ToolReader) -> Steps[None]:
         """Read the calls that begin at the cursor, on the trigger or the brace. Where there is none, nothing is begun
