@@ -56,6 +56,8 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "tool-parser": ('"none"', "tool_parser", "none"),
     "reasoning-parser": ('"none"', "reasoning_parser", "none"),
     "responses-store": ("0", "responses_store", 0),
+    "audit-log": ('"/x"', "audit_log", "/x"),
+    "audit-content": ("true", "audit_content", True),
     "drain-s": ("2", "drain_s", 2.0),
     "engine-restarts": ("0", "engine_restarts", 0),
     "engine-hung-s": ("60", "engine_hung_s", 60.0),
@@ -98,6 +100,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
 
 
 NEEDED = {
+    "audit-content": 'audit-log = "/x"\n',
     "ssl-keyfile": 'ssl-certfile = "/x"\n',
     "targets": 'api-key = "dashboard=k"\n',
     "kv-disk": "kv-host-memory = 4096\n",

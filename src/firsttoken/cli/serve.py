@@ -151,6 +151,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an engine that says nothing, or ends no step, for so long is killed and counts as dead (default: 120)",
     )
     group.add_argument(
+        "--audit-log",
+        default=absent,
+        metavar="FILE",
+        help="write a JSON line for each request: who, what, how it ended; begun anew on SIGHUP and when it is moved",
+    )
+    group.add_argument(
+        "--audit-content",
+        action="store_true",
+        default=absent,
+        help="with prompts and answers in it",
+    )
+    group.add_argument(
         "--prompt-templates",
         default=absent,
         metavar="FILE",

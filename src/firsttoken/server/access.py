@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
@@ -54,9 +55,16 @@ def log_unreadable(status: int) -> None:
         logger.info(_event(status), extra={"status": status})
 
 
-async def logged(app: App, scope: Scope, receive: Receive, send: Send, request_id: str | None) -> None:
-    """Run a call on one of the other routes, and log it."""
-    if scope["type"] != "http" or not logger.isEnabledFor(logging.INFO):
+async def logged(
+    app: App,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    request_id: str | None,
+    tell: Callable[[Scope, int, str, int], None] | None = None,
+) -> None:
+    """Run a call on one of the other routes, and log it; ``tell`` is given its status and when it began."""
+    if scope["type"] != "http" or (tell is None and not logger.isEnabledFor(logging.INFO)):
         await app(scope, receive, send)
         return
     began = now_ns()
@@ -71,6 +79,8 @@ async def logged(app: App, scope: Scope, receive: Receive, send: Send, request_i
     try:
         await app(scope, receive, watched)
     finally:
+        if tell is not None:
+            tell(scope, status, "", began)
         level = _level(status)
         if logger.isEnabledFor(level):
             _log(level, scope, status, request_id, {"total_ms": _ms(now_ns() - began)})
@@ -79,7 +89,7 @@ async def logged(app: App, scope: Scope, receive: Receive, send: Send, request_i
 def _log(
     level: int, scope: Scope, status: int | str, request_id: str | None, fields: dict[str, Any], event: str = ""
 ) -> None:
-    extra: dict[str, Any] = {"method": scope["method"], "path": _path(scope), "status": status}
+    extra: dict[str, Any] = {"method": scope["method"], "path": shown_path(scope), "status": status}
     if request_id is not None:
         extra["request_id"] = request_id
     logger.log(level, event or _event(status), extra=extra | fields)
@@ -95,7 +105,7 @@ def _event(status: int | str) -> str:
     return "answered" if status < 400 else "refused" if status < 500 else "failed"
 
 
-def _path(scope: Scope) -> str:
+def shown_path(scope: Scope) -> str:
     """As it was sent, so without blanks that could look like another field, and without its query."""
     raw = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
     path: str = raw.partition(b"?")[0].decode("latin-1")

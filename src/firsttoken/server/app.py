@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -11,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from firsttoken.core.errors import FirstTokenError
+from firsttoken.observability.audit_file import AuditFile
 from firsttoken.server.access import logged
+from firsttoken.server.audit import Audit
 from firsttoken.server.auth import ApiKeys, refuse
 from firsttoken.server.call import App, Handler, Live, Receive, Scope, Send, given_id
 from firsttoken.server.chat import ChatRoute
@@ -54,15 +57,19 @@ class FirstTokenApp:
     answers are read. Raises `ConfigError` for a parser that the model cannot have."""
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
-        recorder = Recorder(llm)
+        self._audit: Audit | None = None
+        if config.audit_log is not None:
+            self._audit = Audit(AuditFile(config.audit_log), llm.model_name)
+            llm.metrics.registry.register(self._audit.file)
+        recorder = Recorder(llm, self._audit)
         formats = AnswerFormats.choose(
             llm.chat_template, llm.tokenizer, tools=config.tool_parser, reasoning=config.reasoning_parser
         )
-        state = AppState(llm, config, Live(recorder.keep), formats)
+        state = AppState(llm, config, Live(recorder.keep, content=config.audit_content), formats)
         self.formats = formats
         self.live: Live = state.live
         self.dashboard = Dashboard(llm)
-        router = _Router(state, self.dashboard, recorder)
+        router = _Router(state, self.dashboard, recorder, self._audit)
         self.routes = router.routes
         self._app: App = router
         if config.api_keys:
@@ -72,6 +79,16 @@ class FirstTokenApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
+    @property
+    def reopen_log(self) -> Callable[[], None] | None:
+        """Begins the audit log's file anew, where there is one."""
+        return None if self._audit is None else self._audit.file.reopen
+
+    def close(self) -> None:
+        """After the last call: what its logs have to write is written."""
+        if self._audit is not None:
+            self._audit.file.close()
+
 
 def build_app(llm: AsyncLLM, config: ServerConfig) -> FirstTokenApp:
     """The ASGI app that serves ``llm``. It neither starts nor stops the engine."""
@@ -79,8 +96,9 @@ def build_app(llm: AsyncLLM, config: ServerConfig) -> FirstTokenApp:
 
 
 class _Router:
-    def __init__(self, state: AppState, dashboard: Dashboard, recorder: Recorder) -> None:
+    def __init__(self, state: AppState, dashboard: Dashboard, recorder: Recorder, audit: Audit | None) -> None:
         self._live = state.live
+        self._tell = None if audit is None else audit.other
         self._recorder = recorder
         responses = ResponseStore(state.config.responses_store)
         self._hot: dict[str, Handler] = {
@@ -117,7 +135,7 @@ class _Router:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = self._hot.get(scope["path"]) if scope["type"] == "http" else None
         if handler is None:
-            await logged(self._rest, scope, receive, send, given_id(scope))
+            await logged(self._rest, scope, receive, send, given_id(scope), self._tell)
         elif scope["method"] == "POST":
             await self._live.run(handler, scope, receive, send)
         else:

@@ -19,6 +19,7 @@ from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.ended import last_of
 from firsttoken.observability.account import server_timing_header, stages
 from firsttoken.server.access import log_call
+from firsttoken.server.content import Content
 from firsttoken.server.dialects import dialect_of
 from firsttoken.server.errors import ApiError, Headers, as_api_error, stopping
 
@@ -82,6 +83,7 @@ class Call:
         "_task",
         "_watcher",
         "complete",
+        "content",
         "dialect",
         "ended",
         "failure",
@@ -107,6 +109,7 @@ class Call:
         self.failure: ApiError | None = None  # what it was answered with, or its stream ended with
         self.generations: list[Generation] = []  # what the engine was asked for
         self.grant: Grant | None = None  # of the quota of its key
+        self.content: Content | None = None  # for the audit log
         self.complete = False
         self.ended: str | None = None  # why the call was cancelled: "gone" or "stopping"
         self._receive = receive
@@ -189,7 +192,10 @@ class Call:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
         else:
             watch(self._leave)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        whole = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if self.content is not None:
+            self.content.asked(whole)
+        return whole
 
     async def _next_piece(self, size: int) -> MutableMapping[str, Any]:
         """The next message of the body, of which ``size`` bytes are here."""
@@ -238,6 +244,8 @@ class Call:
     async def write(self, data: bytes, *, last: bool = False) -> None:
         # Set before the last byte goes out: a disconnect seen after it is the normal end of the exchange.
         self.complete = self.complete or last
+        if self.content is not None:
+            self.content.told(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def fail(self, error: ApiError) -> None:
@@ -264,9 +272,11 @@ class Call:
 
 
 class Live:
-    """The calls in progress on hot routes. ``keep`` is given each call that is over."""
+    """The calls in progress on hot routes. ``keep`` is given each call that is over, with its ``content`` where that is
+    asked for."""
 
-    def __init__(self, keep: Callable[[Call], None]) -> None:
+    def __init__(self, keep: Callable[[Call], None], *, content: bool = False) -> None:
+        self._content = content
         self._calls: set[Call] = set()
         self._keep = keep
 
@@ -281,6 +291,8 @@ class Live:
         """One call from start to end, whatever happens in it."""
         call = Call(scope, receive, send)
         self._calls.add(call)
+        if self._content:
+            call.content = Content()
         try:
             await _guarded(handler, call)
         except asyncio.CancelledError:

@@ -48,20 +48,26 @@ class ApiKey(msgspec.Struct, frozen=True):
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of the HTTP server, under the names of the command line (``--api-key`` is ``api_keys``).
 
-    ``port`` 0 takes a free one. Without ``api_keys`` every caller is served. A key for which ``targets`` has a rule is
-    given as NAME=KEY; any other text is a key as a whole. ``api_key_file`` says where more of them were read
-    (`server.key_file`). ``max_body_bytes`` bounds a request's body (413 above it), ``max_messages`` a conversation,
-    ``max_prompts`` the prompts of one completion request. ``max_request_cost`` is what one request may cost
-    (`server.cost`). ``responses_store`` is how many responses are kept to be asked for again, 0 for none. ``drain_s``
-    is how long running requests may take to finish after SIGTERM. An engine that dies is
-    started again ``engine_restarts`` times within five minutes at most, and one that says nothing for ``engine_hung_s``
-    seconds counts as dead. ``prompt_templates`` is a file of chats' beginnings that are tokenised at the start
-    (`text.prompt_templates`). ``raw_control_tokens`` says what text that looks like a control token is in raw prompts:
-    "parse" makes it one, as vLLM does, and "text" leaves it text, as it always is in chats. ``otlp_endpoint`` is the
-    collector to which traces and metrics go, by ``otlp_protocol``; what is left out the environment may say
-    (`observability.otlp.settings`). With ``ssl_certfile`` the port speaks TLS (`server.tls`); ``ssl_keyfile`` may be
-    left out where that file has the key. ``tool_parser`` and ``reasoning_parser`` say how the model's answers are read
-    (`text.answer_formats`)."""
+    - ``port``: 0 takes a free one.
+    - ``api_keys``: without any every caller is served. A key for which ``targets`` has a rule is given as NAME=KEY; any
+      other text is a key as a whole. ``api_key_file`` says where more of them were read (`server.key_file`).
+    - ``max_body_bytes`` bounds a request's body (413 above it), ``max_messages`` a conversation, ``max_prompts`` the
+      prompts of one completion request, ``max_request_cost`` what one request may cost (`server.cost`).
+    - ``responses_store``: how many responses are kept to be asked for again, 0 for none.
+    - ``drain_s``: how long running requests may take to finish after SIGTERM.
+    - ``audit_log``: the file with a line for each request (`server.audit`), with prompts and answers if
+      ``audit_content``.
+    - ``engine_restarts``: an engine that dies is started again so many times within five minutes at most, and one that
+      says nothing for ``engine_hung_s`` seconds counts as dead.
+    - ``prompt_templates``: a file of chats' beginnings that are tokenised at the start (`text.prompt_templates`).
+    - ``raw_control_tokens``: what text that looks like a control token is in raw prompts: "parse" makes it one, as vLLM
+      does, and "text" leaves it text, as it always is in chats.
+    - ``otlp_endpoint``: the collector to which traces and metrics go, by ``otlp_protocol``; what is left out the
+      environment may say (`observability.otlp.settings`).
+    - ``ssl_certfile``: with it the port speaks TLS (`server.tls`); ``ssl_keyfile`` may be left out where that file has
+      the key.
+    - ``tool_parser`` and ``reasoning_parser``: how the model's answers are read (`text.answer_formats`).
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -73,6 +79,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_request_cost: int = 1 << 22
     responses_store: int = 1000
     drain_s: float = 30.0
+    audit_log: str | None = None
+    audit_content: bool = False
     engine_restarts: int = 3
     engine_hung_s: float = DEAD_AFTER_S
     prompt_templates: str | None = None
@@ -104,6 +112,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"being stuck), got {self.engine_hung_s:g}"
             )
         check_endpoint(self.otlp_endpoint)
+        if self.audit_content and self.audit_log is None:
+            raise ConfigError("audit_content says what the audit log has: name its file with --audit-log")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigError(
                 f"ssl_keyfile {self.ssl_keyfile} is the key of no certificate: give its certificate with --ssl-certfile"

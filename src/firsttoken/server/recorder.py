@@ -6,11 +6,13 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from firsttoken.core.clock import now_ns
 from firsttoken.frontend.ended import Door, ended_request
-from firsttoken.server.call import Call, header
+from firsttoken.server.call import RECEIVED_NS, Call, header
 
 if TYPE_CHECKING:
     from firsttoken.frontend.async_llm import AsyncLLM
+    from firsttoken.server.audit import Audit
     from firsttoken.server.call import Scope
     from firsttoken.server.errors import ApiError
 
@@ -26,19 +28,24 @@ HOT = KEPT | {"/tokenize", "/detokenize"}
 
 class Recorder:
     """Counts each finished call on the routes of `HOT`, and gives those on `KEPT` to the front end's
-    `RecentRequests`."""
+    `RecentRequests`; all are in the ``audit`` log, where there is one."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: AsyncLLM, audit: Audit | None = None) -> None:
         self._llm = llm
+        self._audit = audit
 
     def refused(self, scope: Scope, error: ApiError) -> None:
         """A call was answered with ``error`` before anything was read of it: it is counted, and not kept."""
+        if self._audit is not None:
+            self._audit.other(scope, error.status, error.word, scope.get(RECEIVED_NS) or now_ns())
         if scope["path"] in HOT:
             self._llm.metrics.request_over(error.outcome, error.word)
 
     def keep(self, call: Call) -> None:
         """The call is over, and its last byte is written. It is kept once the engine has told all of it."""
         self._llm.metrics.request_over(call.outcome, call.error)
+        if self._audit is not None:
+            self._audit.call(call)
         if call.scope["path"] not in KEPT:
             return
         last = call.last

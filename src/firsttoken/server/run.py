@@ -22,6 +22,7 @@ import uvloop
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.observability.logging import logging_setup
+from firsttoken.observability.audit_file import check_writable
 from firsttoken.observability.otlp.settings import OtlpSettings, resolve
 from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig
@@ -95,6 +96,8 @@ def _run(
         )
     # Here and not before the engine is launched: it starts meanwhile, and a mistake is still told before it loads.
     tls = server_context(config)
+    if config.audit_log is not None:
+        check_writable(config.audit_log)
     otlp = resolve(config.otlp_endpoint, config.otlp_protocol, os.environ)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listener, launch, began_ns, otlp, tls))
@@ -136,6 +139,8 @@ async def _serve_until_signal(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.on_signal)
     loop.add_signal_handler(signal.SIGUSR1, llm.flight.dump, "SIGUSR1")
+    if app.reopen_log is not None:
+        loop.add_signal_handler(signal.SIGHUP, app.reopen_log)
     llm.flight.watch_collector()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = [asyncio.create_task(_watch_loop(llm.metrics.loop_lag)), asyncio.create_task(ending.watch_engine())]
@@ -151,6 +156,7 @@ async def _serve_until_signal(
     await serving
     for one in watching:
         one.cancel()
+    await asyncio.to_thread(app.close)
     return ending.exit_code
 
 
