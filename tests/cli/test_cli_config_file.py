@@ -58,6 +58,8 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "responses-store": ("0", "responses_store", 0),
     "audit-log": ('"/x"', "audit_log", "/x"),
     "audit-content": ("true", "audit_content", True),
+    "max-connections": ("7", "max_connections", 7),
+    "max-connections-per-ip": ("7", "max_connections_per_ip", 7),
     "drain-s": ("2", "drain_s", 2.0),
     "engine-restarts": ("0", "engine_restarts", 0),
     "engine-hung-s": ("60", "engine_hung_s", 60.0),

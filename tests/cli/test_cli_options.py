@@ -78,6 +78,7 @@ def test_defaults_told_by_help_are_the_structs() -> None:
     assert f"default: {config.max_messages})" in text
     assert f"default: {config.max_prompts})" in text
     assert f"default: {config.max_request_cost})" in text
+    assert f"default: {config.max_connections})" in text
     assert f"default: {args.max_num_seqs})" in text
     assert args.prefix_caching
     assert not args.offline

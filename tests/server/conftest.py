@@ -222,13 +222,14 @@ async def client(make_client):
 
 @pytest.fixture
 def serve_http():
-    """``async with serve_http(app) as url``: a real uvicorn on a free port, over TLS with a context for it."""
+    """``async with serve_http(app) as url``: a real uvicorn on a free port, over TLS with a context for it, and with a
+    limit of ``connections``."""
 
     @asynccontextmanager
-    async def serve(app, tls=None):
+    async def serve(app, tls=None, connections=None):
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
-        server = _Uvicorn(_uvicorn_config(app, tls))
+        server = _Uvicorn(_uvicorn_config(app, tls, connections))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:  # noqa: ASYNC110
             await asyncio.sleep(0.001)

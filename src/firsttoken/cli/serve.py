@@ -130,6 +130,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answers to /v1/responses that are kept in memory to be gone on with (default: 1000; 0 keeps none)",
     )
     group.add_argument(
+        "--max-connections",
+        type=positive_int,
+        default=absent,
+        metavar="N",
+        help="most connections at once; further ones get a 503 (default: 16384)",
+    )
+    group.add_argument(
+        "--max-connections-per-ip",
+        type=positive_int,
+        default=absent,
+        metavar="N",
+        help="most of them from one address (default: no bound; behind a proxy all have its address)",
+    )
+    group.add_argument(
         "--drain-s",
         type=float,
         default=absent,

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.outcome import NOT_SERVED, Outcome
 from firsttoken.core.service import KeyRule
 from firsttoken.core.timeline import Mark, Timeline
@@ -48,8 +49,9 @@ BODY_READ = "firsttoken.body_read"
 # The key in an ASGI scope of a function that takes what to call when the caller leaves, where the server has one.
 WATCH = "firsttoken.watch"
 MAX_ID_CHARS = 128
-# How long the next piece of a body may take.
+# How long the next piece of a body may take, and how many bytes a second must come where the whole takes longer.
 BODY_STALL_S = 75.0
+BODY_BYTES_PER_S = 1024
 # Seeded once by the operating system; of its own, so that a caller of random.seed() cannot make ids repeat.
 _IDS = random.Random()
 _NOT_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
@@ -176,8 +178,9 @@ class Call:
             raise _too_large(limit)
         chunks: list[bytes] = []
         size = 0
+        began_ns = now_ns()
         while True:
-            message = await self._next_piece(size)
+            message = await self._next_piece(size, began_ns)
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk = message.get("body", b"")
@@ -197,15 +200,17 @@ class Call:
             self.content.asked(whole)
         return whole
 
-    async def _next_piece(self, size: int) -> MutableMapping[str, Any]:
-        """The next message of the body, of which ``size`` bytes are here."""
+    async def _next_piece(self, size: int, began_ns: int) -> MutableMapping[str, Any]:
+        """The next message of the body, of which ``size`` bytes are here since ``began_ns``."""
         if BODY_READ in self.scope:  # as for most requests: it arrived with the head, so there is nothing to time
             return await self._receive()
+        took_s = (now_ns() - began_ns) / NS_PER_S
+        left_s = BODY_STALL_S + size / BODY_BYTES_PER_S - took_s
         try:
-            async with asyncio.timeout(BODY_STALL_S):
+            async with asyncio.timeout(min(BODY_STALL_S, left_s)):
                 return await self._receive()
         except TimeoutError:
-            raise _too_slow(size) from None
+            raise _too_slow(size, dripping=left_s < BODY_STALL_S) from None
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -375,8 +380,11 @@ def _too_large(limit: int) -> ApiError:
     return _unread(413, f"the body is larger than {limit} bytes", "body_too_large")
 
 
-def _too_slow(size: int) -> ApiError:
-    return _unread(408, f"nothing came for {BODY_STALL_S:g} s after {size} bytes of the body", "body_timeout")
+def _too_slow(size: int, *, dripping: bool) -> ApiError:
+    message = f"nothing came for {BODY_STALL_S:g} s after {size} bytes of the body"
+    if dripping:
+        message = f"the body comes too slowly: {size} bytes so far, where {BODY_BYTES_PER_S} a second are the least"
+    return _unread(408, message, "body_timeout")
 
 
 def _encoded(encoding: bytes) -> ApiError:

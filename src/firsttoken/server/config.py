@@ -53,6 +53,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
       other text is a key as a whole. ``api_key_file`` says where more of them were read (`server.key_file`).
     - ``max_body_bytes`` bounds a request's body (413 above it), ``max_messages`` a conversation, ``max_prompts`` the
       prompts of one completion request, ``max_request_cost`` what one request may cost (`server.cost`).
+    - ``max_connections`` are held at once, and ``max_connections_per_ip`` from one address.
     - ``responses_store``: how many responses are kept to be asked for again, 0 for none.
     - ``drain_s``: how long running requests may take to finish after SIGTERM.
     - ``audit_log``: the file with a line for each request (`server.audit`), with prompts and answers if
@@ -78,6 +79,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_prompts: int = 128
     max_request_cost: int = 1 << 22
     responses_store: int = 1000
+    max_connections: int = 16_384
+    max_connections_per_ip: int | None = None
     drain_s: float = 30.0
     audit_log: str | None = None
     audit_content: bool = False
@@ -97,11 +100,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Raises `ConfigError`."""
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be in [0, 65535], got {self.port}")
-        for name in ("max_body_bytes", "max_messages", "max_prompts", "max_request_cost"):
+        for name in ("max_body_bytes", "max_messages", "max_prompts", "max_request_cost", "max_connections"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.responses_store < 0:
             raise ConfigError(f"responses_store must be 0 or more, got {self.responses_store}")
+        if self.max_connections_per_ip is not None and self.max_connections_per_ip < 1:
+            raise ConfigError(f"max_connections_per_ip must be at least 1, got {self.max_connections_per_ip}")
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s must be a number of seconds, 0 or more, got {self.drain_s}")
         if self.engine_restarts < 0:

@@ -15,15 +15,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from firsttoken.core.clock import now_ns
 from firsttoken.server.access import log_unreadable
 from firsttoken.server.call import BODY_READ, RECEIVED_NS, WATCH
+from firsttoken.server.connections import Connections
 from firsttoken.server.errors import ApiError
 from firsttoken.server.exchange import Exchange
 
 # A request line with its headers. Others allow 8 to 32 KiB.
 MAX_HEAD_BYTES = 64 * 1024
+# Each is looked through several times. Browsers and proxies send some dozens.
+MAX_HEADERS = 256
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 # A target that is a path and nothing else, as it nearly always is: there is nothing to parse in it.
 _PATH = re.compile(rb"(?:/[A-Za-z0-9_.-]+)+")
-_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
 
 
 class Protocol(HttpToolsProtocol):
@@ -32,7 +35,8 @@ class Protocol(HttpToolsProtocol):
     - A request and its answer are an `Exchange`, and its scope is made in one go.
     - Writes go to the socket at once. uvloop would keep them until every task that is ready has run: the first token
       of one stream would wait for the next tokens of all the others.
-    - A request's head is bounded in bytes (431), and in time by the keep-alive limit, from the connection's start.
+    - A request's head is bounded in bytes and headers (431), and in time by the keep-alive limit, from the connection's
+      start.
     - An offer to upgrade (``Upgrade: h2c``, which Java's client makes by default) is not taken, and the request is
       read as if there were none. uvicorn would drop its body.
     - When the connection is lost all its calls hear of it, not only the newest: the one that runs may have another
@@ -50,15 +54,31 @@ class Protocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _unreadable = False  # something could not be read, and what follows it is not looked at
     _last_word = b""  # what is said of it
+    _address: str | None = None  # under which it is counted among the server's connections
+    _rest_timer: asyncio.TimerHandle | None = None  # while a body comes of a request that is answered
+
+    def __init__(self, *args: Any, connections: Connections | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._limits = connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # TLS has a buffer of its own, empty at first, and to it 0 would mean that it is full: a byte is the least.
         transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
+        if self._limits is not None:
+            address = self.client[0] if self.client else ""
+            if (error := self._limits.enter(address)) is not None:
+                self._turn_away(error)
+                return
+            self._address = address
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_rest_timer()
+        if self._limits is not None and self._address is not None:
+            self._limits.leave(self._address)
+            self._address = None
         super().connection_lost(exc)
         for call in self._unfinished():
             call.lost()
@@ -86,6 +106,13 @@ class Protocol(HttpToolsProtocol):
         if self._heading and self._head_timer is None:  # most heads come whole and need no timer
             self._start_timer()
 
+    def _turn_away(self, error: ApiError) -> None:
+        """Answer before anything is read, and close."""
+        self._unreadable = True
+        self.transport.write(_closing_answer(error))
+        self.transport.close()
+        log_unreadable(error.status)
+
     def _read_on(self, rest: bytes) -> None:
         """Read the request again, without the offer to upgrade: the parser takes what follows one for not HTTP."""
         self._declined = False
@@ -108,9 +135,9 @@ class Protocol(HttpToolsProtocol):
         if max(self._head_fed, self._head_parsed) > MAX_HEAD_BYTES:
             message = f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes"
             error = ApiError(431, message, code="headers_too_large")
-        body = error.body()
-        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self._last_word = head % (error.status, _REASONS[error.status], len(body)) + body
+        elif len(self.headers) > MAX_HEADERS:
+            error = ApiError(431, f"there are more than {MAX_HEADERS} headers", code="headers_too_large")
+        self._last_word = _closing_answer(error)
         self._stop_timer()
         log_unreadable(error.status)
         newest = self._calls[-1] if self._calls else None
@@ -153,6 +180,8 @@ class Protocol(HttpToolsProtocol):
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
+        if len(self.headers) > MAX_HEADERS:
+            raise ValueError("there are too many headers")
 
     def on_headers_complete(self) -> None:
         self._heading = False
@@ -182,7 +211,11 @@ class Protocol(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def on_body(self, body: bytes) -> None:
-        if self._declined or self.cycle.response_complete:
+        if self._declined:
+            return
+        if self.cycle.response_complete:
+            if self._rest_timer is None:  # however slowly it drips, it ends
+                self._rest_timer = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
             return
         self.cycle.body += body
         if len(self.cycle.body) > HIGH_WATER_LIMIT:
@@ -190,6 +223,7 @@ class Protocol(HttpToolsProtocol):
         self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
+        self._stop_rest_timer()
         if self._declined or self.cycle.response_complete:
             return
         self.cycle.scope[BODY_READ] = True  # type: ignore[literal-required]  # a key of our own, as ASGI allows
@@ -236,9 +270,23 @@ class Protocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _stop_rest_timer(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
+
     def _no_head(self) -> None:
         self._head_timer = None
         if self._unfinished():
             self._start_timer()  # half a pipelined request must not cut the answer to the one before
         else:
             self.transport.close()
+
+
+def _closing_answer(error: ApiError) -> bytes:
+    """The bytes of an error behind which the connection is closed."""
+    body = error.body()
+    lines = [b"HTTP/1.1 %d %b" % (error.status, _REASONS[error.status]), b"content-type: application/json"]
+    lines += [b"content-length: %d" % len(body), b"connection: close"]
+    lines += [b"%b: %b" % header for header in error.headers]
+    return b"\r\n".join([*lines, b"", body])

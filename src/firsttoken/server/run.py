@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -26,6 +27,7 @@ from firsttoken.observability.audit_file import check_writable
 from firsttoken.observability.otlp.settings import OtlpSettings, resolve
 from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig
+from firsttoken.server.connections import Connections, make_room
 from firsttoken.server.ending import Ending
 from firsttoken.server.exporting import exporting
 from firsttoken.server.listener import bind, listen
@@ -127,9 +129,10 @@ async def _serve(
 async def _serve_until_signal(
     config: ServerConfig, listener: socket.socket, llm: AsyncLLM, began_ns: int, tls: ssl.SSLContext | None
 ) -> int:
+    make_room(config.max_connections)
     listen(listener, config)
     app = build_app(llm, config)
-    server = _Uvicorn(_uvicorn_config(app, tls))
+    server = _Uvicorn(_uvicorn_config(app, tls, Connections(config.max_connections, config.max_connections_per_ip)))
 
     def stop() -> None:
         server.should_exit = True
@@ -202,11 +205,13 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: FirstTokenApp, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
+def _uvicorn_config(
+    app: FirstTokenApp, tls: ssl.SSLContext | None = None, connections: Connections | None = None
+) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         loop="none",
-        http=Protocol,
+        http=partial(Protocol, connections=connections),  # type: ignore[arg-type]  # it is called, no more
         ws="none",
         lifespan="off",
         interface="asgi3",

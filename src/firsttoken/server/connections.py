@@ -1,0 +1,67 @@
+"""How many connections are held at once: in all, and from one address."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections import Counter
+
+from firsttoken.server.errors import ApiError, unavailable
+
+log = logging.getLogger(__name__)
+
+# Files that the process needs for other things than connections.
+_OTHER_FILES = 128
+
+
+class Connections:
+    """Those of one server; ``most_of_one`` None: as many from one address as there may be."""
+
+    def __init__(self, most: int, most_of_one: int | None = None) -> None:
+        self._most = most
+        self._most_of_one = most_of_one
+        self._of: Counter[str] = Counter()
+        self._all = 0
+
+    def enter(self, address: str) -> ApiError | None:
+        """Take in one more. If there are enough already, it is not taken, and told why."""
+        if self._all >= self._most:
+            return unavailable(
+                f"The server has {self._most} connections, the most that it takes (--max-connections).",
+                "too_many_connections",
+                outcome="refused",
+            )
+        if self._most_of_one is not None and self._of[address] >= self._most_of_one:
+            return unavailable(
+                f"{address} has {self._most_of_one} connections to this server, the most that it may have "
+                "(--max-connections-per-ip): use those again.",
+                "too_many_connections",
+                outcome="refused",
+            )
+        self._all += 1
+        self._of[address] += 1
+        return None
+
+    def leave(self, address: str) -> None:
+        self._all -= 1
+        self._of[address] -= 1
+        if not self._of[address]:
+            del self._of[address]
+
+
+def make_room(connections: int) -> None:
+    """Raise this process's limit of open files as far as so many connections need, and it may; warns of too few."""
+    wanted = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        log.warning(
+            "there may be %d open files here (ulimit -n), and --max-connections %d takes %d: the last callers will "
+            "wait unanswered; raise the one or lower the other",
+            most,
+            connections,
+            wanted,
+        )
