@@ -15,6 +15,7 @@ from firsttoken.core.grammar import Grammar
 GREEDY_BELOW = 1e-5
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
 MAX_N = 128
 MAX_SEED = 2**63
 
@@ -146,6 +147,10 @@ def _as_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     for text in stops:
         if not isinstance(text, str) or not text:
             raise InvalidRequest(f"stop must hold non-empty strings, got {text!r}", param="stop")
+        if len(text) > MAX_STOP_CHARS:
+            raise InvalidRequest(
+                f"a stop string may have at most {MAX_STOP_CHARS} characters, got {len(text)}", param="stop"
+            )
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"stop may hold at most {MAX_STOPS} strings, got {len(stops)}", param="stop")
     return stops

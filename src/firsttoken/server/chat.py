@@ -59,7 +59,7 @@ class ChatRoute:
 
     async def _open(self, call: Call) -> ChatJob:
         state = self._state
-        body = await call.body(state.config.max_body_bytes)
+        body = await call.body(state.body_limit)
         request, messages = await off_loop(len(body), self._decode, body)
         check_stream_options(request)
         ask, tier = chat_ask(state, call, request, messages)

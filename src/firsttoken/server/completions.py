@@ -90,7 +90,7 @@ class CompletionRoute:
 
     def __init__(self, state: AppState) -> None:
         self._state = state
-        self._decoder = RequestDecoder(CompletionRequest, ELSEWHERE)
+        self._decoder = RequestDecoder(CompletionRequest, ELSEWHERE, ids="prompt")
         self._names = TokenNames(state.llm.tokenizer)
 
     async def __call__(self, call: Call) -> None:
@@ -107,7 +107,7 @@ class CompletionRoute:
 
     async def _open(self, call: Call) -> CompletionJob:
         llm = self._state.llm
-        body = await call.body(self._state.config.max_body_bytes)
+        body = await call.body(self._state.body_limit)
         request, prompts = await off_loop(len(body), self._decode, body)
         self._state.check_open()
         self._state.check_model(request.model)

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from firsttoken.core.errors import InvalidRequest
+from firsttoken.server.body_values import check_values
 from firsttoken.server.errors import ApiError, bad_request
 from firsttoken.server.refusals import refuse_unimplemented, refused_fields
 from firsttoken.server.schema import Number
@@ -43,14 +44,18 @@ _UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
 class RequestDecoder(Generic[S]):
     """Decodes one kind of request, and refuses what we would otherwise ignore."""
 
-    def __init__(self, struct: type[S], elsewhere: Mapping[str, str] | None = None) -> None:
-        """``elsewhere``: fields of another route, each with what to tell a caller who sends it here."""
+    def __init__(self, struct: type[S], elsewhere: Mapping[str, str] | None = None, *, ids: str = "") -> None:
+        """``elsewhere``: fields of another route, each with what to tell a caller who sends it here. ``ids`` is the
+        field that may hold token ids, if there is one."""
         self._elsewhere = elsewhere or {}
+        self._ids = ids
         self._decoder = msgspec.json.Decoder(struct)
         self._refused = refused_fields(struct)
 
     def decode(self, body: bytes) -> S:
-        """Raises `ApiError` 400: not JSON, a wrong type, an unknown field, a field we do not implement."""
+        """Raises `ApiError` 400: not JSON, a wrong type, an unknown field, a field we do not implement, too many
+        values."""
+        check_values(body, self._ids)
         request = decode_json(self._decoder, body, elsewhere=self._elsewhere)
         refuse_unimplemented(request, self._refused)
         return request

@@ -22,8 +22,8 @@ import uvicorn
 import uvloop
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
-from firsttoken.observability.logging import logging_setup
 from firsttoken.observability.audit_file import check_writable
+from firsttoken.observability.logging import logging_setup
 from firsttoken.observability.otlp.settings import OtlpSettings, resolve
 from firsttoken.server.app import FirstTokenApp, build_app
 from firsttoken.server.config import ServerConfig

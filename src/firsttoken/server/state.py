@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from firsttoken.core.errors import EngineDraining
 from firsttoken.server.call import Live
-from firsttoken.server.config import ServerConfig
+from firsttoken.server.config import MIB, ServerConfig
+from firsttoken.server.decode import BATCH_SHARE
 from firsttoken.server.errors import ApiError
 from firsttoken.text.answer_formats import AnswerFormats
 
@@ -26,6 +27,11 @@ class AppState:
     def prompt_limit(self) -> int:
         """Bytes of JSON that one prompt may take."""
         return self.config.max_prompt_bytes(self.llm.info.max_model_len)
+
+    @property
+    def body_limit(self) -> int:
+        """Bytes of the largest body: with the most prompts that it may have, and as much again as a schema needs."""
+        return min(self.config.max_body_bytes, BATCH_SHARE * self.prompt_limit + MIB)
 
     @property
     def parse_special(self) -> bool:

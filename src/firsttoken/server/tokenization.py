@@ -35,7 +35,7 @@ class TokenizeRoute:
         self._names = TokenNames(state.llm.tokenizer)
 
     async def __call__(self, call: Call) -> None:
-        body = await call.body(self._state.config.max_body_bytes)
+        body = await call.body(self._state.body_limit)
         request, prompt, messages = await off_loop(len(body), self._decode, body)
         self._state.check_model(request.model)
         ids = await self._ids(request, prompt, messages, call.caller.salt)
@@ -90,10 +90,10 @@ class DetokenizeRoute:
 
     def __init__(self, state: AppState) -> None:
         self._state = state
-        self._decoder = RequestDecoder(DetokenizeRequest)
+        self._decoder = RequestDecoder(DetokenizeRequest, ids="tokens")
 
     async def __call__(self, call: Call) -> None:
-        body = await call.body(self._state.config.max_body_bytes)
+        body = await call.body(self._state.body_limit)
         request, ids = await off_loop(len(body), self._decode, body)
         self._state.check_model(request.model)
         llm = self._state.llm

@@ -68,7 +68,7 @@ class ResponsesRoute:
         self._names = TokenNames(state.llm.tokenizer)
 
     async def __call__(self, call: Call) -> None:
-        body = await call.body(self._state.config.max_body_bytes)
+        body = await call.body(self._state.body_limit)
         with advised(_TYPES):
             request, items = await off_loop(len(body), self._decode, body)
         with renamed(NAMES):
