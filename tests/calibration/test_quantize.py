@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
+import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +21,12 @@ from torch import Tensor
 from firsttoken.calibration.layer import PlainLayer
 from firsttoken.calibration.model import PlainModel
 from firsttoken.calibration.run import Order, quantize
-from firsttoken.calibration.text import windows
+from firsttoken.calibration.text import thinned, windows
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.checkpoint.hf_write import config_values
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.cli.main import main
-from firsttoken.core.errors import ConfigError
+from firsttoken.core.errors import CheckpointError, ConfigError
 from firsttoken.models import load_model
 from firsttoken.models.tensors import expected_tensors
 from firsttoken.text.tokenizer import Tokenizer
@@ -162,16 +166,99 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path, stop_a
     assert contents(out) == contents(tmp_path / "once")
 
 
-def test_another_task_is_not_gone_on_with(tmp_path: Path) -> None:
-    source = open_checkpoint(str(write_model(tmp_path / "full")))
+def stopped(source: Path, out: Path) -> None:
+    """After the first layer."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quantize(source, order(), tmp_path / "out", None, stop)
-    with pytest.raises(ConfigError, match="was begun with method 'best', not 'rtn'"):
-        quantize(source, order(method="rtn"), tmp_path / "out", None)
+        quantize(open_checkpoint(str(source)), order(method="rtn"), out, None, stop)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model, and a folder that was stopped after its first layer."""
+    at = tmp_path_factory.mktemp("begun")
+    source = write_model(at / "full")
+    stopped(source, at / "out")
+    return source, at / "out"
+
+
+def truncate(out: Path) -> None:
+    path = out / "model-00001-of-00003.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def change_a_bit(out: Path) -> None:
+    path = out / "model-00001-of-00003.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-7] ^= 1
+    path.write_bytes(raw)
+
+
+def edit_state(out: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    state = json.loads((out / "quantize.json").read_text())
+    change(state)
+    (out / "quantize.json").write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda out: (out / "quantize.json").write_bytes(b'{"task"'), "is not what this command writes"),
+        (
+            lambda out: edit_state(out, lambda state: state["layers"].extend(state["layers"] * 2)),
+            "tells of layers that",
+        ),
+        (lambda out: edit_state(out, lambda state: state["layers"][0].update(figures=[])), "tells of layers that"),
+        (lambda out: (out / "model-00001-of-00003.safetensors").unlink(), "cannot be read"),
+        (truncate, "is not as it was written"),
+        (change_a_bit, "is not as it was written"),
+    ],
+)
+def test_a_folder_that_was_damaged_meanwhile_is_not_gone_on_with(
+    begun: tuple[Path, Path], tmp_path: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    out = Path(shutil.copytree(begun[1], tmp_path / "out"))
+    damage(out)
+    with pytest.raises(CheckpointError, match=f"{words}.*remove the folder to begin anew"):
+        quantize(open_checkpoint(str(begun[0])), order(method="rtn"), out, None)
+
+
+def test_two_do_not_write_one_folder(begun: tuple[Path, Path], tmp_path: Path) -> None:
+    source, out = begun
+
+    def another(*_: object) -> None:
+        with pytest.raises(ConfigError, match="is being written by another process"):
+            quantize(open_checkpoint(str(source)), order(method="rtn"), out, None)
+        raise KeyboardInterrupt
+
+    out = Path(shutil.copytree(out, tmp_path / "out"))
+    with pytest.raises(KeyboardInterrupt):
+        quantize(open_checkpoint(str(source)), order(method="rtn"), out, None, another)
+
+
+@pytest.mark.parametrize("room", [0, 20_000])
+def test_a_full_disk_is_said_and_costs_nothing(begun: tuple[Path, Path], tmp_path: Path, room: int) -> None:
+    """As a limit on the size of files, which writing meets as it does a disk's end."""
+    source, out = open_checkpoint(str(begun[0])), tmp_path / "out"
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot be written \(.*large.*make room, and the same command"):
+            quantize(source, order(method="rtn"), out, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    quantize(source, order(method="rtn"), out, None)
+
+
+def test_another_task_is_not_gone_on_with(begun: tuple[Path, Path], tmp_path: Path) -> None:
+    source = open_checkpoint(str(begun[0]))
+    shutil.copytree(begun[1], tmp_path / "out")
+    with pytest.raises(ConfigError, match="was begun with method 'rtn', not 'best'"):
+        quantize(source, order(), tmp_path / "out", None)
     with pytest.raises(ConfigError, match="begun with scheme 'int4', not 'fp8'"):
         quantize(source, order(scheme="fp8"), tmp_path / "out", None)
     (tmp_path / "other").mkdir()
@@ -274,6 +361,27 @@ def test_windows_come_from_all_over_the_text() -> None:
     found = windows(range(1000), 10, 55)
     assert found[:, 0].tolist() == [0, 200, 400, 600, 800]
     assert windows(range(27), 10, 500)[:, 0].tolist() == [0, 10]
+    long = "".join(map(chr, range(300, 900))) * 1000
+    assert thinned(long, 10_000) == long
+    few = thinned(long, 640)
+    assert len(few) == 640 * 256
+    assert few[: len(few) // 64] == long[: len(few) // 64]
+    assert few[-1] == long[long.index(few[-1], -9375)], "from all over a long one"
+
+
+def test_who_stops_it_is_told_how_to_go_on(
+    begun: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    command = ["quantize", str(begun[0]), "--scheme", "int4", "--method", "rtn", "--out", str(tmp_path / "out")]
+    command += ["--calibration", str(text), "--context", "40", "--tokens", "400", "--device", "cpu"]
+    monkeypatch.setattr("firsttoken.cli.quantize._note", stop)
+    assert main(command) == 130
+    assert "stopped: the same command goes on" in capsys.readouterr().err
 
 
 @pytest.mark.model

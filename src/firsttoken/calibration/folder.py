@@ -1,14 +1,19 @@
 """The folder that is written: a file of weights for each layer as it is done, and what is needed to go on after a stop.
 
-A file appears whole or not at all. ``config.json`` comes last, so nothing takes an unfinished folder for a model.
+A file appears whole or not at all. ``config.json`` comes last, so nothing takes an unfinished folder for a model. What
+is gone on with is what was written: each file's digest is kept.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 import torch
@@ -21,6 +26,7 @@ from firsttoken.checkpoint.safetensors_files import DTYPE_BYTES, INDEX_FILE
 from firsttoken.core.errors import CheckpointError, ConfigError
 
 STATE_FILE = "quantize.json"
+_ANEW = "remove the folder to begin anew"
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -32,7 +38,7 @@ class Task(msgspec.Struct, frozen=True):
     group_size: int
     method: str
     calibration: str
-    format: int = 1
+    format: int = 2
 
 
 class LayerFigures(msgspec.Struct, frozen=True):
@@ -44,18 +50,53 @@ class LayerFigures(msgspec.Struct, frozen=True):
     relative: float
 
 
+class _Layer(msgspec.Struct, frozen=True):
+    figures: tuple[LayerFigures, ...]
+    digest: str  # SHA-256 of its file
+
+
 class _State(msgspec.Struct, frozen=True):
     task: Task
-    layers: tuple[tuple[LayerFigures, ...], ...] = ()
+    layers: tuple[_Layer, ...] = ()
 
 
 class QuantizedFolder:
-    """``parts`` files of weights. Raises `ConfigError` for a folder that holds something else, or another task."""
+    """``parts`` files of weights, for one process at a time: a context that holds the folder. Raises `ConfigError` for
+    a folder that holds something else, another task, or is being written; `CheckpointError` for one that is damaged."""
 
     def __init__(self, path: Path, task: Task, parts: int) -> None:
         self.path = path
         self._parts = parts
-        self._state = self._opened(task)
+        if not path.is_dir():
+            if path.exists() or path.is_symlink():
+                raise ConfigError(f"{path} is no folder: name a new one")
+            path.mkdir(parents=True)
+        self._held = self._hold()
+        try:
+            self._state = self._opened(task)
+        except BaseException:
+            os.close(self._held)
+            raise
+
+    def __enter__(self) -> QuantizedFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._held)
+
+    def _hold(self) -> int:
+        """The folder, open and locked until it is closed or the process ends, however it does."""
+        held = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            raise ConfigError(
+                f"{self.path} is being written by another process: wait for it, or name another"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        return held
 
     def _opened(self, task: Task) -> _State:
         state_path = self.path / STATE_FILE
@@ -68,10 +109,10 @@ class QuantizedFolder:
                         f"{self.path} was begun with {name} {then!r:.80}, not {now!r:.80}: give the same to go on, "
                         "or another folder to begin anew"
                     )
+            self._check(state)
             return state
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if any(path.name != _beside(STATE_FILE) for path in self.path.iterdir()):
             raise ConfigError(f"{self.path} is not an empty folder: name a new one, or remove what is there")
-        self.path.mkdir(parents=True, exist_ok=True)
         state = _State(task)
         self._write(STATE_FILE, lambda path: path.write_bytes(msgspec.json.encode(state)))
         return state
@@ -80,14 +121,24 @@ class QuantizedFolder:
         try:
             return msgspec.json.decode(path.read_bytes(), type=_State)
         except msgspec.MsgspecError as error:
-            raise CheckpointError(
-                f"is not what this command writes ({error}): remove the folder to begin anew", file=str(path)
-            ) from error
+            raise CheckpointError(f"is not what this command writes ({error}): {_ANEW}", file=str(path)) from error
+
+    def _check(self, state: _State) -> None:
+        if len(state.layers) >= self._parts or not all(layer.figures for layer in state.layers):
+            raise CheckpointError(f"tells of layers that the model does not have: {_ANEW}", file=str(self.path))
+        for number, layer in enumerate(state.layers):
+            path = self.path / self.part(number)
+            try:
+                found = _digest(path)
+            except OSError as error:
+                raise CheckpointError(f"cannot be read ({error.strerror}): {_ANEW}", file=str(path)) from None
+            if found != layer.digest:
+                raise CheckpointError(f"is not as it was written: {_ANEW}", file=str(path))
 
     @property
     def layers(self) -> tuple[tuple[LayerFigures, ...], ...]:
         """The figures of all layers that are done."""
-        return self._state.layers
+        return tuple(layer.figures for layer in self._state.layers)
 
     def part(self, number: int) -> str:
         """A file's name, ``number`` from 0."""
@@ -95,8 +146,10 @@ class QuantizedFolder:
 
     def keep_layer(self, tensors: Mapping[str, Tensor], figures: tuple[LayerFigures, ...]) -> None:
         """The next layer."""
-        self.write_part(len(self.layers), tensors)
-        self._state = _State(self._state.task, (*self._state.layers, figures))
+        number = len(self._state.layers)
+        self.write_part(number, tensors)
+        layer = _Layer(figures, _digest(self.path / self.part(number)))
+        self._state = _State(self._state.task, (*self._state.layers, layer))
         self._write(STATE_FILE, lambda path: path.write_bytes(msgspec.json.encode(self._state)))
 
     def write_part(self, number: int, tensors: Mapping[str, Tensor]) -> None:
@@ -104,15 +157,8 @@ class QuantizedFolder:
         self._write(self.part(number), lambda path: save_file(ready, path, metadata={"format": "pt"}))
 
     def read_part(self, number: int, device: torch.device) -> dict[str, Tensor]:
-        """Raises `CheckpointError` for a file that is gone or damaged."""
-        path = self.path / self.part(number)
-        try:
-            with safe_open(path, framework="pt") as file:
-                return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118  # no mapping
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"cannot be read ({error}): remove the folder to begin anew", file=str(path)
-            ) from error
+        with safe_open(self.path / self.part(number), framework="pt") as file:
+            return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118  # no mapping
 
     def finish(self, config: bytes) -> int:
         """The index and ``config.json``; the state goes. Gives the bytes of all tensors."""
@@ -131,9 +177,26 @@ class QuantizedFolder:
         return total
 
     def _write(self, name: str, write: Callable[[Path], object]) -> None:
-        """Whole or not at all."""
-        beside = self.path / f"{name}.part"
-        write(beside)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.replace(self.path / name)
+        """Whole or not at all. Raises `CheckpointError`."""
+        beside = self.path / _beside(name)
+        try:
+            write(beside)
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+            beside.replace(self.path / name)
+        except (OSError, SafetensorError) as error:
+            with suppress(OSError):
+                beside.unlink()
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CheckpointError(
+                f"cannot be written ({reason}): make room, and the same command goes on", file=str(self.path / name)
+            ) from error
+
+
+def _beside(name: str) -> str:
+    return f"{name}.part"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

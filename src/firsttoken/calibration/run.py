@@ -65,14 +65,14 @@ def quantize(
     model = PlainModel(checkpoint, torch.device(order.device))
     grid = Grid(order.scheme, _group_size(model, order))
     values = config_values(checkpoint)
-    folder = QuantizedFolder(out, _task(checkpoint, order, grid), model.config.num_layers + 1)
-    _layers(model, order, grid, folder, on_layer)
-    folder.write_part(model.config.num_layers, _outer(model))
-    write_text_files(checkpoint, out, tokenizer_json)
     values |= {"dtype": str(STORED).removeprefix("torch."), "quantization_config": quantization_config(grid)}
     values.pop("torch_dtype", None)
-    figures = tuple(figure for layer in folder.layers for figure in layer)
-    after = folder.finish(json.dumps(values, indent=2).encode() + b"\n")
+    with QuantizedFolder(out, _task(checkpoint, order, grid), model.config.num_layers + 1) as folder:
+        _layers(model, order, grid, folder, on_layer)
+        folder.write_part(model.config.num_layers, _outer(model))
+        write_text_files(checkpoint, out, tokenizer_json)
+        figures = tuple(figure for layer in folder.layers for figure in layer)
+        after = folder.finish(json.dumps(values, indent=2).encode() + b"\n")
     before = sum(info.nbytes for info in checkpoint.tensors.infos().values())
     return Done(figures, grid.group, before, after)
 

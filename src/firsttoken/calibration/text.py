@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from firsttoken.core.errors import ConfigError
 
+# So many characters for a token are enough for any text, and few enough to be tokenised at once.
+_CHARACTERS, _PIECES = 256, 64
+
 
 def default_text() -> str:
     """English about Python: the language reference that comes with it, 79 articles in 3.13. Raises `ConfigError` where
@@ -21,6 +24,15 @@ def default_text() -> str:
             "this Python was installed without pydoc_data, the default text: give one by --calibration"
         ) from None
     return "\n".join(topics[name] for name in sorted(topics))
+
+
+def thinned(text: str, tokens: int) -> str:
+    """What of a text is worth tokenising for ``tokens`` of it: all, or of a very long one pieces from all over it."""
+    most = tokens * _CHARACTERS
+    if len(text) <= most:
+        return text
+    length = most // _PIECES
+    return "".join(text[first : first + length] for first in range(0, len(text), -(-len(text) // _PIECES)))
 
 
 def windows(tokens: Sequence[int], context: int, most: int) -> npt.NDArray[np.int64]:

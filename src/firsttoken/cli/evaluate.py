@@ -30,6 +30,8 @@ examples:
   firsttoken eval ./model-int4 --text book.txt --reference ./model --record-self-check
 """
 _DEFAULT_CONTEXT, _DEFAULT_TOKENS = 512, 4096
+# No text that is meant is larger; and no token stands for so many characters.
+_MOST_BYTES, _CHARACTERS = 1 << 30, 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,8 +119,10 @@ def _record(model: str, reference: EngineArgs) -> dict[str, float]:
 
 
 def read_text(path: Path) -> str:
-    """UTF-8. Raises `ConfigError` for a file that cannot be read."""
+    """UTF-8. Raises `ConfigError` for a file that cannot be read, or is too large to be meant."""
     try:
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise ConfigError(f"{path} is {size / 1e9:.1f} GB long, at most 1.1 are read: give a part of it")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
@@ -138,7 +142,8 @@ def _ask(
 
     given = msgspec.structs.asdict(args) | {"max_model_len": options.context}
     with LLM(**given) as llm:
-        tokens = windows(llm.get_tokenizer().encode(text, parse_special=False)[: options.tokens], options.context)
+        encoded = llm.get_tokenizer().encode(text[: options.tokens * _CHARACTERS], parse_special=False)
+        tokens = windows(encoded[: options.tokens], options.context)
         return report.header(llm.info), tokens, guesses(llm, tokens, say)
 
 

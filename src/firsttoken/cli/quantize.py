@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -96,22 +97,35 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = Tokenizer.build(checkpoint.tokenizer)
     windows = _windows(options, checkpoint, tokenizer)
     device = _device(options)
-    done = _quantize(options, checkpoint, tokenizer, windows, device)
-    checked = _record(options, device) if options.self_check else None
+    try:
+        done = _quantize(options, checkpoint, tokenizer, windows, device)
+    except KeyboardInterrupt:
+        _tell("stopped: the same command goes on after the last layer that was finished")
+        raise
+    try:
+        checked = _record(options, device) if options.self_check else None
+    except KeyboardInterrupt:
+        _tell(f"stopped: {options.out} lacks only its self-check, which firsttoken eval --record-self-check writes")
+        raise
     result = _result(options, done, device, windows.size, time.monotonic() - began) | {"self_check": checked}
     hand_in(options, result, _lines(result))
     return 0
 
 
+def _tell(text: str) -> None:
+    print(f"firsttoken {NAME}: {text}", file=sys.stderr)
+
+
 def _windows(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
-    from firsttoken.calibration.text import default_text, windows
+    from firsttoken.calibration.text import default_text, thinned, windows
     from firsttoken.cli.evaluate import read_text
 
     text = default_text() if options.calibration is None else read_text(options.calibration)
     config = checkpoint.config
     widest = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
     tokens = options.tokens or max(_FEWEST_TOKENS, _TOKENS_A_COLUMN * widest)
-    return windows(tokenizer.encode(text, parse_special=False), min(options.context, config.max_position), tokens)
+    encoded = tokenizer.encode(thinned(text, tokens), parse_special=False)
+    return windows(encoded, min(options.context, config.max_position), tokens)
 
 
 def _device(options: argparse.Namespace) -> str:
