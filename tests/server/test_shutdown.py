@@ -14,6 +14,7 @@ import pytest
 from firsttoken.core.errors import ConfigError
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.run import run_server
+from firsttoken.server.supervisor import Supervisor
 
 
 def test_the_start_is_told_and_the_line_works(start):
@@ -127,7 +128,12 @@ def test_of_two_servers_that_bound_one_address_the_later_says_why_it_ends():
     assert ended
 
 
-def test_every_line_of_a_log_for_machines_is_an_object_and_a_drain_says_what_is_left(start):
+def test_every_line_of_a_log_for_machines_is_an_object_and_a_drain_says_what_is_left(start, tmp_path, monkeypatch):
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.settimeout(10)
+    systemd.bind(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "400000")
     server = start(log_format="json")
     first = server.records[0]
     assert (first["message"], first["served_model"], first["level"]) == ("ready", "stub", "info")
@@ -148,3 +154,15 @@ def test_every_line_of_a_log_for_machines_is_an_object_and_a_drain_says_what_is_
     refused = next(one for one in said if one.get("status") == 404)
     assert (refused["path"], refused["message"]) == ("/nope", "refused")
     assert server.process.stdout.read() == "", "what is for people is not said"
+    with systemd:
+        heard = [systemd.recv(99)]
+        while set(heard) != {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"}:
+            heard.append(systemd.recv(99))
+    assert heard.index(b"READY=1") < heard.index(b"STOPPING=1")
+
+
+@pytest.mark.parametrize("address", ["", "/no/such/socket", "@nobody-listens-here", "x" * 200])
+def test_a_supervisor_that_is_not_there_harms_nobody(address):
+    supervisor = Supervisor.of({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "x"}, 1)
+    for tell in (supervisor.ready, supervisor.alive, supervisor.stopping, supervisor.close):
+        tell()

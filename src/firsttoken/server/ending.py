@@ -23,14 +23,22 @@ LOST_S = 2.0
 
 
 class Ending:
-    """``stop`` ends the server once nothing is left to do. `exit_code` is 1 when requests were cut off, or the engine
-    was lost."""
+    """``stop`` ends the server once nothing is left to do; ``begins`` hears that it will. `exit_code` is 1 when
+    requests were cut off, or the engine was lost."""
 
-    def __init__(self, llm: AsyncLLM, app: FirstTokenApp, stop: Callable[[], None], drain_s: float) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        app: FirstTokenApp,
+        stop: Callable[[], None],
+        drain_s: float,
+        begins: Callable[[], None] = lambda: None,
+    ) -> None:
         self._llm = llm
         self._live = app.live
         self._dashboard = app.dashboard
         self._stop_server = stop
+        self._begins = begins
         self._drain_s = drain_s
         self._draining: asyncio.Task[None] | None = None
         self._stopped = False
@@ -42,6 +50,7 @@ class Ending:
 
     def on_signal(self) -> None:
         if self._draining is None:
+            self._begins()
             logger.warning(
                 "draining: %s, up to %g s; a second signal stops at once", self._running("running"), self._drain_s
             )
@@ -53,6 +62,7 @@ class Ending:
         """End the server when there is no engine any more, so that whatever started it can do so again."""
         why = await self._llm.lost()
         logger.error("%s; the server ends", why)
+        self._begins()
         self._failed = True
         until = now_ns() + int(LOST_S * NS_PER_S)
         await self._until_quiet(until)

@@ -33,6 +33,7 @@ from firsttoken.server.exporting import exporting
 from firsttoken.server.listener import bind, listen
 from firsttoken.server.protocol import Protocol
 from firsttoken.server.start_lines import CHAT, IDS, TEXT, promises, start_lines, start_parts, try_lines
+from firsttoken.server.supervisor import Supervisor
 from firsttoken.server.tls import server_context
 from firsttoken.version import __version__
 
@@ -137,7 +138,8 @@ async def _serve_until_signal(
     def stop() -> None:
         server.should_exit = True
 
-    ending = Ending(llm, app, stop, config.drain_s)
+    supervisor = Supervisor.of(os.environ, os.getpid())
+    ending = Ending(llm, app, stop, config.drain_s, supervisor.stopping)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.on_signal)
@@ -146,7 +148,10 @@ async def _serve_until_signal(
         loop.add_signal_handler(signal.SIGHUP, app.reopen_log)
     llm.flight.watch_collector()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    watching = [asyncio.create_task(_watch_loop(llm.metrics.loop_lag)), asyncio.create_task(ending.watch_engine())]
+    watching = [
+        asyncio.create_task(_watch_loop(llm.metrics.loop_lag, supervisor.alive)),
+        asyncio.create_task(ending.watch_engine()),
+    ]
     while not (server.started or serving.done()):  # noqa: ASYNC110  # uvicorn offers no event
         await asyncio.sleep(0.001)
     if serving.done():
@@ -156,9 +161,11 @@ async def _serve_until_signal(
     gc.collect()
     gc.freeze()
     _tell_start(llm, app, config, listener, now_ns() - began_ns)
+    supervisor.ready()
     await serving
     for one in watching:
         one.cancel()
+    supervisor.close()
     await asyncio.to_thread(app.close)
     return ending.exit_code
 
@@ -191,12 +198,14 @@ async def _launched(launch: Callable[[], Awaitable[AsyncLLM]]) -> AsyncLLM | Non
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-async def _watch_loop(observe: Callable[[float], None]) -> None:
-    """Measure how late the event loop wakes up, in seconds: the first sign of work that does not belong on it."""
+async def _watch_loop(observe: Callable[[float], None], alive: Callable[[], None]) -> None:
+    """Measure how late the event loop wakes up, in seconds: the first sign of work that does not belong on it; and say
+    that it does."""
     while True:
         due = time.monotonic() + LAG_EVERY_S
         await asyncio.sleep(LAG_EVERY_S)
         observe(max(time.monotonic() - due, 0.0))
+        alive()
 
 
 class _Uvicorn(uvicorn.Server):
