@@ -19,6 +19,7 @@ from firsttoken.server.app import build_app
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.run import _Uvicorn, _uvicorn_config
 from firsttoken.text.chat_template import ChatTemplate
+from firsttoken.text.pieces import CallArguments, CallStart, Content, Reasoning
 from tests.support.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from tests.support.stub_process import Server
 
@@ -34,6 +35,20 @@ TEMPLATE = (
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
     return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+# An answer that thinks, speaks and calls two tools.
+PIECES = [
+    Reasoning("Let me "),
+    Reasoning("think."),
+    Content("I'll ask"),
+    Content(" twice."),
+    CallStart(0, "call_a", "add"),
+    CallArguments(0, '{"x":'),
+    CallArguments(0, "1}"),
+    CallStart(1, "call_b", "now"),
+    CallArguments(1, "{}"),
+]
 
 
 def say(text: str | bytes):

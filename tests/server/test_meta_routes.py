@@ -44,7 +44,7 @@ async def test_openai_routes_that_are_not_here_name_what_is(client, path):
     assert (reply.status, reply.error["code"]) == (404, "unknown_url")
     assert reply.error["message"] == (
         f"POST {path} is not implemented here; this server answers POST /v1/chat/completions, "
-        "/v1/completions and /v1/responses"
+        "/v1/completions, /v1/responses and /v1/messages"
     )
 
 

@@ -13,6 +13,7 @@ from firsttoken.server.encode import TokenNames
 from firsttoken.server.errors import unavailable
 from firsttoken.server.responses.events import ResponseEvents, TokenProbabilities
 from firsttoken.text.pieces import CallArguments, CallStart, Content, Reasoning
+from tests.server.conftest import PIECES
 
 
 def said(*pieces, finish=None, tokens=()) -> Said:
@@ -34,19 +35,6 @@ def writer(tokenizer):
     return ResponseEvents({"id": "resp_1", "output": []}, TokenProbabilities(TokenNames(tokenizer), None))
 
 
-ANSWER = [
-    Reasoning("Let me "),
-    Reasoning("think."),
-    Content("I'll ask"),
-    Content(" twice."),
-    CallStart(0, "call_a", "add"),
-    CallArguments(0, '{"x":'),
-    CallArguments(0, "1}"),
-    CallStart(1, "call_b", "now"),
-    CallArguments(1, "{}"),
-]
-
-
 def items(writer) -> list[dict]:
     """What was said, without the ids."""
     return [{name: value for name, value in item.items() if name != "id"} for item in writer.output.shown()]
@@ -54,7 +42,7 @@ def items(writer) -> list[dict]:
 
 @pytest.mark.parametrize("sizes", [[9], [1] * 9, [2, 3, 4], [4, 1, 1, 3]])
 def test_thoughts_words_and_calls_are_items_of_their_own_however_they_come(writer, sizes):
-    events, left = read(writer.begin()), list(ANSWER)
+    events, left = read(writer.begin()), list(PIECES)
     for size in sizes:
         taken, left = left[:size], left[size:]
         one = said(*taken)

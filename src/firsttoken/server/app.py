@@ -23,6 +23,7 @@ from firsttoken.server.config import ServerConfig
 from firsttoken.server.dashboard import Dashboard
 from firsttoken.server.dialects import dialect_of
 from firsttoken.server.errors import ApiError, as_api_error
+from firsttoken.server.messages.route import CountTokensRoute, MessagesRoute
 from firsttoken.server.meta import meta_routes
 from firsttoken.server.openapi import OpenApi
 from firsttoken.server.recorder import Recorder
@@ -43,7 +44,7 @@ _OPENAI = re.compile(
     r"realtime|responses|threads|uploads|vector_stores|videos)(/|$)"
 )
 
-_ANSWERED = "POST /v1/chat/completions, /v1/completions and /v1/responses"
+_ANSWERED = "POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages"
 # Families of the other routes.
 _OTHERS = (
     ", POST /tokenize and /detokenize, and GET /v1/models, /v1/requests, /v1/kv, /metrics, /health, /dashboard, "
@@ -105,6 +106,8 @@ class _Router:
             "/v1/chat/completions": ChatRoute(state),
             "/v1/completions": CompletionRoute(state),
             "/v1/responses": ResponsesRoute(state, responses),
+            "/v1/messages": MessagesRoute(state),
+            "/v1/messages/count_tokens": CountTokensRoute(state),
             "/tokenize": TokenizeRoute(state),
             "/detokenize": DetokenizeRoute(state),
         }

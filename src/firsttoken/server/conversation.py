@@ -26,6 +26,7 @@ from firsttoken.text.pieces import Content, Piece, Reasoning
 
 if TYPE_CHECKING:
     from firsttoken.frontend.generation import Delta, Generation
+    from firsttoken.text.pool import RenderedPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +101,12 @@ class Conversation:
         self.generation.cancel()  # does nothing after the end
 
 
-async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversation:
-    """Render, tokenise and send it to the engine. Raises `ApiError` and `InvalidRequest` that name ``ask.param``, and
-    what `AsyncLLM.open` raises."""
-    llm, formats, tools = state.llm, state.formats, ask.tools
+async def render(state: AppState, ask: Ask) -> RenderedPrompt:
+    """The prompt and its tokens. Raises `ApiError` and `InvalidRequest` that name ``ask.param``."""
+    tools, formats = ask.tools, state.formats
     if tools is not None and formats.tools is None:
         raise bad_request(f"tools cannot be used: {formats.why_no_tools}", "tools", "unsupported_parameter")
-    if tools is not None and tools.forced:
-        raise bad_request("a tool call cannot be forced: send tool_choice 'auto', or leave it out", "tool_choice")
-    call.timeline.stamp(Mark.PARSED)
-    rendered = await llm.render_chat(
+    return await state.llm.render_chat(
         ask.messages,
         add_generation_prompt=ask.add_generation_prompt,
         continue_final_message=ask.continue_final_message,
@@ -117,6 +114,16 @@ async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversati
         cache_salt=ask.terms.salt,
         **ask.template_kwargs,
     )
+
+
+async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversation:
+    """Render, tokenise and send it to the engine. Raises `ApiError` and `InvalidRequest` that name ``ask.param``, and
+    what `AsyncLLM.open` raises."""
+    llm, formats, tools = state.llm, state.formats, ask.tools
+    if tools is not None and tools.forced:
+        raise bad_request("a tool call cannot be forced: send tool_choice 'auto', or leave it out", "tool_choice")
+    call.timeline.stamp(Mark.PARSED)
+    rendered = await render(state, ask)
     call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)
     call.timeline.stamp(Mark.TOKENIZED, rendered.tokenized_ns)
     begun = content_text(ask.messages[-1]) if ask.continue_final_message else ""

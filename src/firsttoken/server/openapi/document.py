@@ -13,7 +13,6 @@ from starlette.routing import Route
 
 from firsttoken.server.auth import is_open
 from firsttoken.server.encode import to_json
-from firsttoken.server.openapi.answers import ErrorResponse
 from firsttoken.server.openapi.operations import OPERATIONS, REDIRECT, Operation, Parameter
 from firsttoken.server.openapi.structs import Described
 from firsttoken.server.query import check_query
@@ -66,7 +65,7 @@ def document(*, keys: bool = False) -> dict[str, Any]:
     described = Described()
     takes = {one.takes: described.struct(one.takes) for one in OPERATIONS if one.takes is not None}
     answers = [kind for one in OPERATIONS for kind in (one.answer, one.event) if not isinstance(kind, str | None)]
-    named = list(dict.fromkeys([*takes.values(), *answers, ErrorResponse]))
+    named = list(dict.fromkeys([*takes.values(), *answers, *(one.error for one in OPERATIONS)]))
     made, components = msgspec.json.schema_components(named, ref_template=_REF)
     schemas: dict[Any, Any] = dict(zip(named, made, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -127,7 +126,7 @@ def _responses(one: Operation, schemas: dict[Any, Any], keys: bool) -> dict[str,
     for status in sorted(errors):
         told[str(status)] = {
             "description": _REASONS[status],
-            "content": {"application/json": {"schema": schemas[ErrorResponse]}},
+            "content": {"application/json": {"schema": schemas[one.error]}},
         }
         if status in (429, 503):
             told[str(status)]["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}

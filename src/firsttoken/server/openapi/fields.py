@@ -16,6 +16,7 @@ from firsttoken.core.cache_hint import MAX_TTL_S, TOOL_RESULT
 from firsttoken.core.sampling_params import MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_STOPS
 from firsttoken.core.service import CLASS_NAMES, MAX_DEADLINE_MS
 from firsttoken.server.decode import MAX_TOKEN_ID
+from firsttoken.server.messages.schema import InputMessage
 from firsttoken.server.openapi.responses import INPUT
 from firsttoken.server.responses.request import MAX_KEY_CHARS, MAX_METADATA, MAX_VALUE_CHARS
 from firsttoken.server.responses.schema import Item
@@ -102,6 +103,8 @@ RAW: dict[str, Any] = {
     "TokenizeRequest.messages": Messages | None,
     "DetokenizeRequest.tokens": list[TokenId],
     "ResponsesRequest.input": str | list[Item],
+    "MessagesRequest.messages": list[InputMessage],
+    "CountTokensRequest.messages": list[InputMessage],
 }
 # Numbers that need not be whole, though the server's type for them is that of whole ones.
 FRACTIONS = frozenset({"deadline_ms", "ttl_s"})
@@ -223,6 +226,16 @@ FIELDS = {
     ),
     "text": _field("What the text of the answer must be like."),
     "reasoning": _field("How much a model that can think thinks."),
+    "system": _field("What the model is told before all else."),
+    "stop_sequences": _field("Ends the answer before any of these texts.", maxItems=MAX_STOPS),
+    "MessagesRequest.temperature": _range("0 takes the likeliest token always.", 0, 1),
+    "MessagesRequest.service_tier": _field(
+        "The service class; `standard_only` is `p2`.",
+        enum=["auto", "default", "fast", "flex", "priority", "p0", "p1", "p2", "standard_only", None],
+    ),
+    "thinking": _field("Whether a model that can think does."),
+    "output_config": _field("What the answer must be like, and how much is thought before it."),
+    "cache_control": _field("How long the KV of prompt and answer should stay: as `cache_hint`."),
     "user": _field("Changes nothing."),
     "metadata": _field("Changes nothing."),
     "prompt_cache_key": _field("Changes nothing."),

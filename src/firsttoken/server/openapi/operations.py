@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from firsttoken.observability.health import Health, State
+from firsttoken.server.messages.schema import CountTokensRequest, MessagesRequest
 from firsttoken.server.meta import Readiness
-from firsttoken.server.openapi import answers, responses
+from firsttoken.server.openapi import answers, messages, responses
 from firsttoken.server.responses.kept import MAX_LISTED
 from firsttoken.server.responses.schema import ResponsesRequest
 from firsttoken.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -35,8 +36,8 @@ class Operation:
     """One method of one path, ``{name}`` standing for a parameter of it.
 
     ``takes`` is the struct of its body; ``answer`` that of its JSON, or a media type, or `REDIRECT`. ``event`` is the
-    struct of each event where it streams. ``errors`` are statuses with an error's body, beside 401 where there are
-    keys; ``also`` those with the answer's own.
+    struct of each event where it streams. ``errors`` are statuses with the body of an ``error``, beside 401 where
+    there are keys; ``also`` those with the answer's own.
     """
 
     method: str
@@ -47,6 +48,7 @@ class Operation:
     takes: type[msgspec.Struct] | None = None
     event: Any = None
     errors: tuple[int, ...] = ()
+    error: type[Any] = answers.ErrorResponse
     also: tuple[int, ...] = ()
     path_parameters: tuple[Parameter, ...] = ()
     query: tuple[Parameter, ...] = ()
@@ -122,6 +124,27 @@ OPERATIONS = (
             Parameter("order", "By age.", {"enum": ["asc", "desc"]}),
             Parameter("after", "Those behind the item of this id.", {"type": "string"}),
         ),
+    ),
+    Operation(
+        "POST",
+        "/v1/messages",
+        "Answer a conversation, in blocks",
+        "Generation",
+        messages.MessageObject,
+        takes=MessagesRequest,
+        event=messages.MessageEvent,
+        errors=_ENGINE,
+        error=messages.MessagesError,
+    ),
+    Operation(
+        "POST",
+        "/v1/messages/count_tokens",
+        "Count the tokens of its prompt",
+        "Tokens",
+        messages.TokenCount,
+        takes=CountTokensRequest,
+        errors=(*_BODY, 503),
+        error=messages.MessagesError,
     ),
     Operation(
         "POST",

@@ -1,0 +1,1 @@
+"""``/v1/messages``, as Anthropic's: blocks in, blocks out."""
