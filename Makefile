@@ -58,9 +58,12 @@ soak: $(VENV)/.installed
 	$(BIN)/python benchmarks/overload_http.py $(ARGS)
 	$(BIN)/python benchmarks/soak_http.py
 
-test-integrations: lint-deploy model $(VENV)-openai2/.installed $(VENV)-compressed/.installed
+# Each client in an environment of its own, from files that pin every package by its hash.
+CLIENTS := anthropic langchain-openai litellm
+test-integrations: lint-deploy model $(VENV)-openai2/.installed $(VENV)-compressed/.installed $(CLIENTS:%=$(VENV)-%/.installed)
 	$(BIN)/python -m benchmarks.integrations --output benchmarks/results/integrations.json \
-	  --compressed-tensors $(VENV)-compressed/bin/python $(VENV)-openai2/bin/python
+	  --compressed-tensors $(VENV)-compressed/bin/python openai=$(VENV)-openai2/bin/python \
+	  anthropic=$(VENV)-anthropic/bin/python langchain=$(VENV)-langchain-openai/bin/python litellm=$(VENV)-litellm/bin/python
 
 # What others' tools say of the files in deploy/.
 lint-deploy: $(VENV)-deploy/.installed
@@ -68,7 +71,7 @@ lint-deploy: $(VENV)-deploy/.installed
 	$(VENV)-deploy/bin/kubernetes-validate --strict --quiet deploy/kubernetes.yaml
 
 clean:
-	rm -rf $(VENV) $(VENV)-deploy $(VENV)-openai2 $(VENV)-compressed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-deploy $(VENV)-openai2 $(VENV)-compressed $(CLIENTS:%=$(VENV)-%) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---------------------------------------------------------------- environments
@@ -103,6 +106,11 @@ $(VENV)-deploy/.installed: Makefile | $(BIN)/python
 $(VENV)-openai2/.installed: Makefile | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)-openai2
 	$(VENV)-openai2/bin/python -m pip install -qq --disable-pip-version-check 'openai>=2,<3'
+	@touch $@
+
+$(CLIENTS:%=$(VENV)-%/.installed): $(VENV)-%/.installed: benchmarks/clients/%.txt | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install -qq --disable-pip-version-check --no-compile --require-hashes -r $<
 	@touch $@
 
 # Sees the packages of $(VENV), torch among them, and has beside them only what would otherwise bring its own.

@@ -27,7 +27,8 @@ from typing import Any
 from firsttoken.cli import report
 from firsttoken.core.engine_args import DEFAULT_MODEL
 
-CLIENT = Path(__file__).with_name("openai_client_checks.py")
+ROOT = Path(__file__).resolve().parents[1]
+CLIENTS = ("openai", "anthropic", "langchain", "litellm")
 LAYOUT = Path(__file__).with_name("compressed_tensors_checks.py")
 READING = Path(__file__).with_name("compressed_tensors_reading.py")
 NO_PACKAGE = "no interpreter with compressed-tensors was named"
@@ -57,12 +58,13 @@ def wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"the server was not ready within {START_S:.0f} s")
 
 
-def run_client(python: str, url: str) -> dict[str, Any]:
+def run_client(name: str, python: str, url: str) -> dict[str, Any]:
     """What one environment's client saw: its version and each check's outcome."""
-    done = subprocess.run([python, str(CLIENT), url], stdout=subprocess.PIPE, text=True, timeout=300)
+    command = [str(Path(python).absolute()), "-m", f"benchmarks.{name}_client_checks", url]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, cwd=ROOT)
     if done.returncode != 0:
         return {"python": python, "ok": False, "error": f"the client ended with code {done.returncode}"}
-    seen: dict[str, Any] = json.loads(done.stdout)
+    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {"python": python, "ok": all(check["ok"] for check in seen["checks"]), **seen}
 
 
@@ -113,11 +115,17 @@ def _run_checks(command: list[str]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("python", nargs="+", help="interpreters of the environments that hold the clients")
+    parser.add_argument(
+        "client", nargs="+", metavar="NAME=PYTHON", help=f"a client ({', '.join(CLIENTS)}) and its environment's python"
+    )
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--compressed-tensors", metavar="PYTHON", help="an interpreter that has it and firsttoken")
     parser.add_argument("--output", type=Path, help="write the result here, too")
     options = parser.parse_args()
+    pairs = [one.partition("=") for one in options.client]
+    for name, _, python in pairs:
+        if name not in CLIENTS or not python:
+            parser.error(f"{name!r} is not one of {', '.join(CLIENTS)} with =PYTHON behind it")
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -125,7 +133,7 @@ def main() -> int:
     server = subprocess.Popen(command, stdout=sys.stderr)
     try:
         wait_until_ready(url, server)
-        clients = [run_client(python, url) for python in options.python]
+        clients = [run_client(name, python, url) for name, _, python in pairs]
     finally:
         server.terminate()
         code = server.wait(60)

@@ -1,17 +1,18 @@
 """Checks of a server through the official openai client, whatever its version. Needs nothing but that package.
 
-python openai_client_checks.py http://127.0.0.1:8000
+python -m benchmarks.openai_client_checks http://127.0.0.1:8000
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import openai
+
+from benchmarks.client_checks import run
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -93,15 +94,8 @@ CHECKS: tuple[Callable[[openai.OpenAI, str], str], ...] = (
 
 
 def main() -> None:
-    seen = []
     with openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0) as client:
-        model = client.models.list().data[0].id
-        for check in CHECKS:
-            try:
-                seen.append({"check": check.__name__, "ok": True, "saw": check(client, model)})
-            except (AssertionError, openai.OpenAIError) as error:
-                seen.append({"check": check.__name__, "ok": False, "saw": f"{type(error).__name__}: {error}"})
-    print(json.dumps({"client": f"openai {openai.__version__}", "checks": seen}))
+        run(f"openai {openai.__version__}", CHECKS, client, client.models.list().data[0].id)
 
 
 if __name__ == "__main__":
