@@ -83,6 +83,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "prefix-caching": ("false", "prefix_caching", False),
     "deterministic": ("true", "deterministic", True),
     "offline": ("true", "offline", True),
+    "pooling": ('"mean"', "pooling", "mean"),
     "self-check": ("false", "self_check", False),
     "seed": ("-5", "seed", -5),
     "batch-window": ('"adaptive"', "batch_window", "adaptive"),

@@ -122,6 +122,7 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--flight-dir", "/x"], {"flight_dir": "/x"}),
     (["--flight-dir", "none"], {"flight_dir": None}),
     (["--offline"], {"offline": True}),
+    (["--pooling", "mean"], {"pooling": "mean"}),
     (["--no-self-check"], {"self_check": False}),
     (["--served-model-name", "x"], {"served_model_name": "x"}),
     (["--seed", "5"], {"seed": 5}),

@@ -261,7 +261,7 @@ async def test_a_launch_that_is_cancelled_leaves_no_engine(monkeypatch):
         loop.call_soon_threadsafe(started.set)
         return handles[-1]
 
-    monkeypatch.setattr("firsttoken.frontend.async_llm._start_engine", start)
+    monkeypatch.setattr("firsttoken.frontend.async_llm.start_engine", start)
     launching = asyncio.create_task(AsyncLLM.launch(EngineArgs(model="random:tiny-llama")))
     await started.wait()
     await asyncio.sleep(0.05)

@@ -175,6 +175,10 @@ ENGINE_OPTIONS: dict[str, Option] = {
     "seed": Option("where the random choices of requests without a seed start from (default: 0)", whole_int, "N"),
     "flight_dir": Option("folder where the flight recorder writes, or none (docs/flight-recorder.md)", str, "FOLDER"),
     "self_check": Option("compare logits with the reference in the model's folder, if it has one (default: on)", bool),
+    "pooling": Option(
+        "embeddings: the mean of a prompt's hidden states, or its last one (default: auto, as the model's folder says)",
+        choices=("auto", "mean", "last"),
+    ),
     "offline": Option("never use the network; fail if a file is missing (default: off)", bool),
 }
 

@@ -25,9 +25,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     to, None for any; ``deterministic`` makes the bits of a request's logits independent of the batch, of chunks, caches
     and preemption, where the device offers that; ``batch_window`` is how long a waiting prompt is held back so that
     others can join its step (`scheduler.window`); ``targets`` are the promises of the service classes; a path is read
-    as a file of such (`core.targets_file`), for which `ConfigError` is raised; ``self_check``
-    compares logits with the reference that the model's folder holds, where it holds one (`engine.self_check`);
-    ``flight_dir`` is the folder of the flight recorder's files (`observability.flight`), None for none.
+    as a file of such (`core.targets_file`), for which `ConfigError` is raised; ``self_check`` compares logits with the
+    reference that the model's folder holds, where it holds one (`engine.self_check`); ``pooling`` says how prompts
+    become vectors (`checkpoint.pooling`); ``flight_dir`` is the folder of the flight recorder's files
+    (`observability.flight`), None for none.
     """
 
     model: str = DEFAULT_MODEL
@@ -54,6 +55,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: int = 0
     offline: bool = False
     self_check: bool = True
+    pooling: str = "auto"
     flight_dir: str | None = None
     targets: Targets = Targets()
 

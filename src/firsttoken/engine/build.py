@@ -162,6 +162,7 @@ def describe(
         model=config.model,
         max_model_len=executor.max_model_len,
         vocab_size=checkpoint.config.vocab_size,
+        hidden_size=checkpoint.config.hidden_size,
         max_num_seqs=executor.max_num_seqs,
         kv_blocks=executor.kv_blocks,
         block_tokens=executor.kv_format.block_tokens,

@@ -33,6 +33,7 @@ from firsttoken.core.step_record import MAX_NAMED_PROMPTS, StepRecord
 from firsttoken.core.timeline import Mark
 from firsttoken.core.waits import Wait
 from firsttoken.engine.stub_gauges import StubGauges, class_stats
+from firsttoken.engine.stub_prompts import STUB_VECTOR, pooled, prompt_logprobs
 from firsttoken.transport.channel import ChannelClosed, ClientEnd, EngineEnd
 from firsttoken.transport.inprocess import in_process_channel
 from firsttoken.transport.messages import (
@@ -225,6 +226,7 @@ class StubLoop:
             model=config.model,
             max_model_len=config.max_model_len,
             vocab_size=config.vocab_size,
+            hidden_size=STUB_VECTOR,
             max_num_seqs=config.max_num_seqs,
             kv_blocks=config.kv_blocks,
             block_tokens=config.block_tokens,
@@ -348,6 +350,8 @@ class StubLoop:
         request = stream.request
         tokens: list[int] = []
         fault = None
+        if request.prompt_only:
+            request.finish("length" if request.pooling is None else "stop")
         while request.finish_reason is None and len(tokens) < self._config.tokens_per_step:
             item = stream.next()
             if isinstance(item, Fault):
@@ -380,6 +384,8 @@ class StubLoop:
 
     def _tell(self, stream: _Stream, tokens: list[int], fault: Fault | None = None) -> None:
         request = stream.request
+        done = request.finish_reason is not None and fault is None
+        first = request.num_output == len(tokens) and (bool(tokens) or done)
         if request.finish_reason is not None:
             # All again, as the engine does: a caller who has left meanwhile is told the last word alone.
             stream.told_stamps = request.num_front_stamps
@@ -401,6 +407,8 @@ class StubLoop:
                 stamps=stamps,
                 spent=_spent(request) if stamps else None,
                 kept=_kept(request) if request.finish_reason is not None else None,
+                prompt_logprobs=prompt_logprobs(request, self._config.vocab_size) if first else None,
+                pooled=pooled(request) if done and request.finish_reason != "abort" else None,
             )
         )
 

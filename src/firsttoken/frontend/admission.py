@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.pooling import PoolingKind
 from firsttoken.core.random import derive_seed
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
@@ -68,13 +69,15 @@ class Admission:
         *,
         timeline: Timeline | None = None,
         terms: Terms = DEFAULT_TERMS,
+        pooling: PoolingKind | None = None,
     ) -> list[EngineRequest]:
-        """One request for each of the ``params.n`` answers, in order of their index.
+        """One request for each of the ``params.n`` answers, in order of their index. With ``pooling`` the answer is a
+        vector, and ``params`` generate nothing.
 
         ``max_tokens`` is an upper bound, as in vLLM: it is cut to the room that the prompt leaves in the model's
         length, and None means all of that room. Raises `InvalidRequest`.
         """
-        room = self._check_prompt(prompt)
+        room = self._check_prompt(prompt, generates=params.max_tokens != 0)
         self._check_params(params, room)
         _check_text(terms.salt, "cache_salt")
         if not -_INT64 <= terms.priority < _INT64:
@@ -99,6 +102,7 @@ class Admission:
                 share=terms.share,
                 deadline_ns=terms.deadline_ns,
                 retention=terms.retention,
+                pooling=pooling,
                 stamps=stamps,
             )
             for index in range(params.n)
@@ -109,12 +113,19 @@ class Admission:
         own = () if params.ignore_eos else self._eos
         return tuple(dict.fromkeys((*own, *(params.stop_token_ids or ()))))
 
-    def _check_prompt(self, prompt: array[int]) -> int:
-        """Tokens of output that fit behind the prompt, at least 1."""
+    def _check_prompt(self, prompt: array[int], *, generates: bool) -> int:
+        """Tokens of output that fit behind the prompt, at least 1 if there is to be any."""
         limit = self._info.max_model_len
         if not prompt:
             raise InvalidRequest("the prompt is empty: give at least one token", param="prompt", code="empty_prompt")
-        if len(prompt) >= limit:
+        if len(prompt) > limit and not generates:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, and the model's context has {limit}: shorten it, or have it cut "
+                "to its last ones with truncate_prompt_tokens",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if len(prompt) >= limit and generates:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens, and the model's context of {limit} tokens must also hold the "
                 f"output: shorten the prompt to at most {limit - 1} tokens",

@@ -7,6 +7,7 @@ import contextlib
 import time
 from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from firsttoken.checkpoint.model_config import GenerationConfig
@@ -15,6 +16,7 @@ from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError, EngineDead, EngineDraining, InvalidRequest
 from firsttoken.core.outputs import RequestOutput
+from firsttoken.core.pooling import Pooling, PoolingKind
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import DEFAULT_TERMS, Terms, class_named, deadline_after
 from firsttoken.core.timeline import Mark, Timeline
@@ -23,7 +25,8 @@ from firsttoken.frontend.ended import Door, counting_errors, ended_request
 from firsttoken.frontend.gaps import GapSources
 from firsttoken.frontend.generation import Generation
 from firsttoken.frontend.keeper import EngineKeeper, Launch
-from firsttoken.frontend.loading import ModelText, load_text
+from firsttoken.frontend.loading import ModelText, load_text, start_engine
+from firsttoken.frontend.named import NamedGenerations
 from firsttoken.frontend.outputs import Accumulator, default_params
 from firsttoken.frontend.prompts import Prompt, split_prompt
 from firsttoken.frontend.restarts import RestartPolicy
@@ -95,7 +98,7 @@ class AsyncLLM:
         self._pool: TextPool | None = None
         self._admission: Admission | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._named: dict[str, list[Generation]] = {}
+        self._named = NamedGenerations()
         self._drain_until_ns = 0
         self._closed = False
 
@@ -160,7 +163,7 @@ class AsyncLLM:
             seed=args.seed,
             text_workers=text_workers,
             prompt_templates=prompt_templates,
-            launch_engine=lambda: _start_engine(args, in_process),
+            launch_engine=lambda: start_engine(args, in_process),
             restarts=restarts,
         )
         llm._args = args
@@ -203,7 +206,7 @@ class AsyncLLM:
     def _on_ready(self, info: EngineInfo) -> None:
         """An engine is: the first, or one that takes a dead one's place."""
         if not self._text.name:
-            self._text = ModelText(info.model, self.tokenizer, self.chat_template, self.generation_config)
+            self._text = replace(self._text, name=info.model)
         self.metrics.set_info(info, self.model_name)
         if self._pool is not None:
             self._pool.limit_to(info.max_model_len)
@@ -245,6 +248,10 @@ class AsyncLLM:
     @property
     def generation_config(self) -> GenerationConfig:
         return self._text.generation
+
+    @property
+    def pooling(self) -> Pooling:
+        return self._text.pooling
 
     @property
     def model_name(self) -> str:
@@ -292,15 +299,18 @@ class AsyncLLM:
         parse_special: bool = True,
         batch: int = 1,
         cache_salt: str = "",
+        cut: bool = False,
     ) -> array[int]:
-        """Token ids of ``text``, made in a thread unless ``batch`` such texts, which are asked for at once, are a
-        matter of microseconds. Without ``parse_special`` what looks like a control token stays text. What was tokenised
-        for the same ``cache_salt`` lately is not again. Raises `InvalidRequest`, before any work for a text that is too
-        long to fit the model's context."""
+        """Token ids of ``text``, made in a thread unless ``batch`` such texts, asked for at once, are a matter of
+        microseconds; what was tokenised for the same ``cache_salt`` lately is not again. Without ``parse_special`` what
+        looks like a control token stays text. Raises `InvalidRequest`, before any work for what is too long and not to
+        be ``cut``."""
         if self._admission is None:
             await self.start()
         special, parse = add_special_tokens, parse_special
-        made = self._texts().encode(text, add_special_tokens=special, parse_special=parse, batch=batch, salt=cache_salt)
+        made = self._texts().encode(
+            text, add_special_tokens=special, parse_special=parse, batch=batch, salt=cache_salt, cut=cut
+        )
         return (await made).ids
 
     async def render_chat(
@@ -346,22 +356,23 @@ class AsyncLLM:
         timeline: Timeline | None = None,
         terms: Terms = DEFAULT_TERMS,
         shown: frozenset[int] = frozenset(),
+        pooling: PoolingKind | None = None,
     ) -> Generation:
         """Send a request to the engine; its ``n`` answers go in one message and may start in the same step.
 
         ``prompt`` is uint32 token ids. ``timeline`` holds what was stamped on the way here. ``shown``: control tokens
-        that are told as text in any case. The caller must read the
-        `Generation` to its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`, `EngineDead`.
+        that are told as text in any case. With ``pooling`` the answer is a vector, and ``params.max_tokens`` must be 0.
+        The caller must read the `Generation` to its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`,
+        `EngineDead`.
         """
         link = self._engine.living()
         assert self._admission is not None
         if self.is_draining:
             raise EngineDraining("the server is shutting down and takes no new requests: try another one")
-        if timeline is None:
-            timeline = Timeline()
+        timeline = Timeline() if timeline is None else timeline
         if not timeline.times:
             timeline.stamp(Mark.TOKENIZED)
-        requests = self._admission.admit(prompt, params, timeline=timeline, terms=terms)
+        requests = self._admission.admit(prompt, params, timeline=timeline, terms=terms, pooling=pooling)
         generation = Generation(
             link,
             requests,
@@ -415,7 +426,7 @@ class AsyncLLM:
             timeline.stamp(Mark.TOKENIZED)
             generation = self.open(tokens, params, request_id=request_id, timeline=timeline, terms=terms)
         so_far = Accumulator(generation.id, text, tokens, params.n, self.tokenizer)
-        self._named.setdefault(generation.id, []).append(generation)
+        self._named.add(generation)
         try:
             async for delta in generation:
                 so_far.add(delta)
@@ -423,23 +434,16 @@ class AsyncLLM:
                 yield so_far.output(cached_tokens=generation.cached_tokens, metrics=metrics)
         finally:
             generation.cancel()
-            self._forget_name(generation)
+            self._named.remove(generation)
             outcome, error = generation.outcome, generation.error_code
             self.metrics.request_over(outcome, error)
             door = Door(id=generation.id, model=self.model_name, outcome=outcome, error=error)
             generation.when_known(lambda: self.recent.add(ended_request(door, [generation], timeline)))
 
-    def _forget_name(self, generation: Generation) -> None:
-        same = self._named[generation.id]
-        same.remove(generation)
-        if not same:
-            del self._named[generation.id]
-
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End what `generate` runs under this id (all of it, if the id is shared); unknown ids are ignored."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
-            for generation in self._named.get(name, ()):
-                generation.cancel()
+            self._named.cancel(name)
 
     # ---------------------------------------------------------------------- end
 
@@ -487,12 +491,6 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
-
-
-def _start_engine(args: EngineArgs, in_process: bool) -> EngineHandle:
-    from firsttoken.engine.launch import start_process, start_thread
-
-    return start_thread(args) if in_process else start_process(args)
 
 
 AsyncLLMEngine = AsyncLLM

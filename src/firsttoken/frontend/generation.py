@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.errors import DeadlineExceeded, EngineDead, FirstTokenError, InvalidRequest, Overloaded
+from firsttoken.core.plan import PromptLogprobs
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
@@ -97,6 +98,9 @@ class Generation:
         self.finish_reason: str | None = None  # of the answer that ended last
         self.outcome: Outcome = "aborted"  # as the books have it; of several answers, of the last that was booked
         self.params = params
+        # Of the prompt, if asked for, and known before the first delta is given.
+        self.prompt_logprobs: PromptLogprobs | None = None
+        self.pooled: bytes | None = None
         self._link = link
         self._sources = sources
         self.service = ServiceClass(requests[0].service)
@@ -312,6 +316,8 @@ class Generation:
             return 0  # a stop string ended it while these were on their way
         for item in items:
             self._unsettled.append((item, self._came_ns, got_ns))
+            self.prompt_logprobs = item[1].prompt_logprobs or self.prompt_logprobs
+            self.pooled = item[1].pooled or self.pooled
         last, ns = items[-1][1], items[-1][2]
         reason = last.finish_reason
         if reason == "error":

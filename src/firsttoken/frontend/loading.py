@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.checkpoint.model_config import GenerationConfig
+from firsttoken.checkpoint.pooling import choose_pooling
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import naming_file
+from firsttoken.core.pooling import Pooling
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.tokenizer import Tokenizer
+from firsttoken.transport.channel import EngineHandle
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,13 @@ class ModelText:
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    pooling: Pooling = field(default_factory=Pooling)
 
 
 def load_text(args: EngineArgs, *, tokenizer: Tokenizer | None = None) -> ModelText:
     """Open the checkpoint that ``args.model`` names; ``tokenizer`` replaces the checkpoint's own.
 
-    Raises `CheckpointError`.
+    Raises `CheckpointError`, and `ConfigError` for a pooling that there is not.
     """
     checkpoint = open_checkpoint(args.model, offline=args.offline)
     spec = checkpoint.tokenizer
@@ -37,4 +41,17 @@ def load_text(args: EngineArgs, *, tokenizer: Tokenizer | None = None) -> ModelT
         if checkpoint.chat_template is not None:
             names = ("bos_token", "eos_token", "pad_token", "unk_token")
             template = ChatTemplate(checkpoint.chat_template, **{name: getattr(spec, name, None) for name in names})
-    return ModelText(args.served_model_name or checkpoint.name, tokenizer, template, checkpoint.generation)
+    return ModelText(
+        args.served_model_name or checkpoint.name,
+        tokenizer,
+        template,
+        checkpoint.generation,
+        choose_pooling(args.pooling, checkpoint),
+    )
+
+
+def start_engine(args: EngineArgs, in_process: bool) -> EngineHandle:
+    """On a thread of this process, or in one of its own."""
+    from firsttoken.engine.launch import start_process, start_thread
+
+    return start_thread(args) if in_process else start_process(args)

@@ -44,6 +44,19 @@ def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [items] if items and isinstance(items[0], int) else items
 
 
+def cut_to_last(ids: array[int], keep: int | None, most: int) -> array[int]:
+    """The last ``keep`` of ``ids``, as vLLM's ``truncate_prompt_tokens``: all with None, as many as ``most`` with -1.
+    Raises `InvalidRequest` for more than ``most``."""
+    if keep is None:
+        return ids
+    if keep != -1 and not 1 <= keep <= most:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be -1 or in [1, {most}], the most that fit here, got {keep}",
+            param="truncate_prompt_tokens",
+        )
+    return ids[-(most if keep == -1 else keep) :]
+
+
 def _plain(item: Any) -> Any:
     """Arrays of other libraries (numpy, torch) and their scalars, as lists and numbers of Python's own."""
     return item.tolist() if hasattr(item, "tolist") and not isinstance(item, array) else item

@@ -26,6 +26,8 @@ from firsttoken.server.errors import ApiError, as_api_error
 from firsttoken.server.messages.route import CountTokensRoute, MessagesRoute
 from firsttoken.server.meta import meta_routes
 from firsttoken.server.openapi import OpenApi
+from firsttoken.server.pooling.embeddings import EmbeddingRoute
+from firsttoken.server.pooling.score import RerankRoute, ScoreRoute
 from firsttoken.server.recorder import Recorder
 from firsttoken.server.requests import request_routes
 from firsttoken.server.responses.kept import kept_routes
@@ -40,15 +42,15 @@ if TYPE_CHECKING:
 
 # OpenAI's routes that are not here.
 _OPENAI = re.compile(
-    r"/v1/(assistants|audio|batches|containers|conversations|embeddings|evals|files|fine_tuning|images|moderations|"
+    r"/v1/(assistants|audio|batches|containers|conversations|evals|files|fine_tuning|images|moderations|"
     r"realtime|responses|threads|uploads|vector_stores|videos)(/|$)"
 )
 
-_ANSWERED = "POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages"
+_ANSWERED = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/embeddings"
 # Families of the other routes.
 _OTHERS = (
-    ", POST /tokenize and /detokenize, and GET /v1/models, /v1/requests, /v1/kv, /metrics, /health, /dashboard, "
-    "/openapi.json and /version"
+    ", POST /v1/score, /v1/rerank, /tokenize and /detokenize, and GET /v1/models, /v1/requests, /v1/kv, /metrics, "
+    "/health, /dashboard, /openapi.json and /version"
 )
 
 
@@ -101,6 +103,7 @@ class _Router:
         self._live = state.live
         self._tell = None if audit is None else audit.other
         self._recorder = recorder
+        score, rerank = ScoreRoute(state), RerankRoute(state)
         responses = ResponseStore(state.config.responses_store)
         self._hot: dict[str, Handler] = {
             "/v1/chat/completions": ChatRoute(state),
@@ -108,6 +111,11 @@ class _Router:
             "/v1/responses": ResponsesRoute(state, responses),
             "/v1/messages": MessagesRoute(state),
             "/v1/messages/count_tokens": CountTokensRoute(state),
+            "/v1/embeddings": EmbeddingRoute(state),
+            "/v1/score": score,
+            "/score": score,
+            "/v1/rerank": rerank,
+            "/rerank": rerank,
             "/tokenize": TokenizeRoute(state),
             "/detokenize": DetokenizeRoute(state),
         }

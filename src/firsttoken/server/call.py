@@ -22,7 +22,7 @@ from firsttoken.observability.account import server_timing_header, stages
 from firsttoken.server.access import log_call
 from firsttoken.server.content import Content
 from firsttoken.server.dialects import dialect_of
-from firsttoken.server.errors import ApiError, Headers, as_api_error, stopping
+from firsttoken.server.errors import ApiError, Headers, as_api_error, bad_request, stopping
 
 if TYPE_CHECKING:
     from firsttoken.frontend.generation import Generation
@@ -154,6 +154,21 @@ class Call:
         quota = self.caller.quota
         if quota is not None:
             self.grant = quota.enter()
+
+    def take_id(self, given: str | None) -> None:
+        """An id that came in the body, as vLLM takes it; the header is the other way. Raises `ApiError` 400 for one
+        that could not be a header's, or is not the header's."""
+        if given is None:
+            return
+        raw = given.encode("utf-8", "replace")
+        if not given or len(raw) > MAX_ID_CHARS or _NOT_ID.search(raw):
+            raise bad_request(
+                f"request_id must have 1 to {MAX_ID_CHARS} letters, digits or any of ._:/+=@-, got {given!r:.80}",
+                "request_id",
+            )
+        if given_id(self.scope) not in (None, given):
+            raise bad_request("request_id and the header X-Request-Id differ: send one", "request_id")
+        self.request_id = given
 
     def reserve(self, prompt: int, output: int, *, asked: bool = True) -> None:
         """Within the tokens that its key may use: those of its prompts, and of the longest answers to them; ``asked``:

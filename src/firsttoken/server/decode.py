@@ -177,20 +177,37 @@ def decode_messages(raw: msgspec.Raw, limit: int, max_messages: int) -> list[dic
     return messages
 
 
-def decode_prompts(raw: msgspec.Raw, limit: int, max_prompts: int) -> list[Prompt]:
-    """One entry a prompt: text, or token ids as ``array('I')``. Raises `ApiError` 400."""
+def decode_prompts(raw: msgspec.Raw, limit: int, max_prompts: int, *, name: str = "prompt") -> list[Prompt]:
+    """One entry a prompt: text, or token ids as ``array('I')``. ``name`` is the field. Raises `ApiError` 400."""
     if is_absent(raw):
-        raise bad_request("prompt is required: text or token ids, or a list of either", "prompt", "missing_parameter")
+        raise bad_request(f"{name} is required: text or token ids, or a list of either", name, "missing_parameter")
     data = bytes(raw).strip()
     inner = data[1:].lstrip()[:1] if data.startswith(b"[") else b""
     if inner not in (b'"', b"["):
-        check_size(raw, limit, "prompt")
-        return [_prompt(raw, "prompt", limit)]
-    check_size(raw, BATCH_SHARE * limit, "prompt")
-    raws = decode_json(_RAWS, raw, "prompt")
-    if len(raws) > max_prompts:
-        raise bad_request(f"prompt holds {len(raws)} prompts; at most {max_prompts}", "prompt")
-    return [_prompt(one, f"prompt[{index}]", limit) for index, one in enumerate(raws)]
+        check_size(raw, limit, name)
+        return [_prompt(raw, name, limit)]
+    return [
+        _prompt(one, f"{name}[{index}]", limit) for index, one in enumerate(_several(raw, limit, max_prompts, name))
+    ]
+
+
+def decode_texts(raw: msgspec.Raw, limit: int, most: int, *, name: str) -> list[str]:
+    """A text, or a list of texts; ``name`` is the field. Raises `ApiError` 400."""
+    if is_absent(raw):
+        raise bad_request(f"{name} is required: a text, or a list of texts", name, "missing_parameter")
+    if not bytes(raw).lstrip().startswith(b"["):
+        return [decode_text(raw, name, limit)]
+    return [decode_text(one, f"{name}[{index}]", limit) for index, one in enumerate(_several(raw, limit, most, name))]
+
+
+def _several(raw: msgspec.Raw, limit: int, most: int, name: str) -> list[msgspec.Raw]:
+    check_size(raw, BATCH_SHARE * limit, name)
+    raws = decode_json(_RAWS, raw, name)
+    if len(raws) > most:
+        raise bad_request(
+            f"{name} holds {len(raws)} {'prompts' if name == 'prompt' else 'texts'}; at most {most}", name
+        )
+    return raws
 
 
 def decode_ids(raw: msgspec.Raw, name: str, limit: int) -> array[int]:

@@ -21,7 +21,12 @@ log = logging.getLogger(__name__)
 # W3C asks for 512 characters of a tracestate at least, and a longer one may be dropped.
 _MAX_HEADER = 1024
 # The routes that run requests on the engine.
-KEPT = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+KEPT = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+        *("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank"),
+    }
+)
 # Those whose calls are counted.
 HOT = KEPT | {"/v1/messages/count_tokens", "/tokenize", "/detokenize"}
 

@@ -50,10 +50,22 @@ def extras_of(request: Extras) -> dict[str, Any]:
     return {name: getattr(request, name) for name in Extras.__struct_fields__}
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What chat and completions share."""
+class TermsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all that is asked of the engine shares: the model, and on which terms."""
 
     model: str | None = None
+    priority: Number | None = None
+    service_tier: str | None = None
+    cache_salt: str | None = None
+    timings: bool | None = None
+    deadline_ms: Number | None = None
+    cache_hint: CacheHint | None = None
+    user: str | None = None
+
+
+class GenerationRequest(TermsRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What chat and completions share."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Number | None = None
@@ -74,16 +86,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ignore_eos: bool | None = None
     min_tokens: Number | None = None
     skip_special_tokens: bool | None = None
-    priority: Number | None = None
-    service_tier: str | None = None
-    cache_salt: str | None = None
     return_token_ids: bool | None = None
-    # ours
-    timings: bool | None = None
-    deadline_ms: Number | None = None
-    cache_hint: CacheHint | None = None
     # harmless: they change nothing that a caller could see
-    user: str | None = None
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None

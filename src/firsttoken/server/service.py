@@ -11,7 +11,7 @@ from firsttoken.core.service import CLASS_NAMES, ServiceClass, Terms, class_name
 from firsttoken.server.call import Caller
 from firsttoken.server.errors import ApiError, bad_request
 from firsttoken.server.sampling import whole
-from firsttoken.server.schema import GenerationRequest
+from firsttoken.server.schema import TermsRequest
 
 MAX_SALT_CHARS = 256
 MAX_PRIORITY = 2**31
@@ -26,7 +26,7 @@ _TIERS = {
 }
 
 
-def agree(request: GenerationRequest, caller: Caller, arrived_ns: int) -> tuple[Terms, str]:
+def agree(request: TermsRequest, caller: Caller, arrived_ns: int) -> tuple[Terms, str]:
     """The terms for a request that arrived at ``arrived_ns``, and the ``service_tier`` of its answer.
 
     Raises `ApiError`: 400 naming a field, 403 for a class that is better than the key may have.
@@ -45,7 +45,7 @@ def agree(request: GenerationRequest, caller: Caller, arrived_ns: int) -> tuple[
     return terms, _answered(request.service_tier, service)
 
 
-def _retention(request: GenerationRequest, caller: Caller) -> Retention | None:
+def _retention(request: TermsRequest, caller: Caller) -> Retention | None:
     if request.cache_hint is None:
         return None
     retention = request.cache_hint.retention()
@@ -91,7 +91,7 @@ def _answered(tier: str | None, service: ServiceClass) -> str:
     return "default" if service is ServiceClass.P2 else "priority"
 
 
-def _priority(request: GenerationRequest) -> int:
+def _priority(request: TermsRequest) -> int:
     """Lower goes first, as in vLLM."""
     value = whole("priority", request.priority) or 0
     if not -MAX_PRIORITY <= value < MAX_PRIORITY:
@@ -99,7 +99,7 @@ def _priority(request: GenerationRequest) -> int:
     return value
 
 
-def _cache_salt(request: GenerationRequest, salt: str) -> str:
+def _cache_salt(request: TermsRequest, salt: str) -> str:
     """What isolates this request's cached prefixes: its key's salt (`salts`) and the caller's own."""
     own = request.cache_salt
     if own is None:

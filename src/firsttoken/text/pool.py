@@ -87,10 +87,13 @@ class TextPool:
         param: str = "prompt",
         batch: int = 1,
         salt: str = "",
+        cut: bool = False,
     ) -> RenderedPrompt:
         """Ids of ``text``, one of ``batch`` that are asked for at once and so judged together. Raises
-        `InvalidRequest` naming ``param`` when it is too long or not valid Unicode."""
-        self._check_size(len(text), param)
+        `InvalidRequest` naming ``param`` when it is too long, unless its tokens will be ``cut``, or not valid
+        Unicode."""
+        if not cut:
+            self._check_size(len(text), param)
         self._plan_sweep()
         started = now_ns()
 

@@ -52,6 +52,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     quantization: str
     kv_dtype: str
+    hidden_size: int = 0  # numbers of a vector
     device_name: str = ""  # as its vendor calls it
     start_ms: dict[str, float] = {}
     kv_outlives: bool = False  # what callers send may be found after a restart

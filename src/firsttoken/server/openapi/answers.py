@@ -247,6 +247,80 @@ class CompletionChunk(Answer):
     timings: Timings | UnsetType = UNSET
 
 
+# ---------------------------------------------------------------------------- vectors
+
+
+class PromptUsage(Answer):
+    """Tokens of all inputs: nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Answer):
+    """Numbers, or base64 of them as float32, little-endian."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(Answer):
+    """A vector for each input, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: PromptUsage
+    timings: dict[str, Any] | UnsetType = UNSET
+
+
+class Score(Answer):
+    """The cosine of two vectors, in [-1, 1]."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(Answer):
+    """Of each pair of texts, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: PromptUsage
+    timings: dict[str, Any] | UnsetType = UNSET
+
+
+class RankedText(Answer):
+    """A document."""
+
+    text: str
+
+
+class Ranked(Answer):
+    """A document, by its place in the request."""
+
+    index: int
+    document: RankedText
+    relevance_score: float
+
+
+class Ranking(Answer):
+    """The likest first."""
+
+    id: str
+    model: str
+    usage: PromptUsage
+    results: list[Ranked]
+    timings: dict[str, Any] | UnsetType = UNSET
+
+
 # ---------------------------------------------------------------------- token routes
 
 

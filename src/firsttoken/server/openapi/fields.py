@@ -15,6 +15,7 @@ import msgspec
 from firsttoken.core.cache_hint import MAX_TTL_S, TOOL_RESULT
 from firsttoken.core.sampling_params import MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_STOPS
 from firsttoken.core.service import CLASS_NAMES, MAX_DEADLINE_MS
+from firsttoken.server.call import MAX_ID_CHARS
 from firsttoken.server.decode import MAX_TOKEN_ID
 from firsttoken.server.messages.schema import InputMessage
 from firsttoken.server.openapi.responses import INPUT
@@ -105,6 +106,11 @@ RAW: dict[str, Any] = {
     "ResponsesRequest.input": str | list[Item],
     "MessagesRequest.messages": list[InputMessage],
     "CountTokensRequest.messages": list[InputMessage],
+    "EmbeddingRequest.input": Any,  # the same
+    "ScoreRequest.text_1": str | list[str],
+    "ScoreRequest.text_2": str | list[str],
+    "RerankRequest.query": str | list[str],
+    "RerankRequest.documents": str | list[str],
 }
 # Numbers that need not be whole, though the server's type for them is that of whole ones.
 FRACTIONS = frozenset({"deadline_ms", "ttl_s"})
@@ -236,6 +242,21 @@ FIELDS = {
     "thinking": _field("Whether a model that can think does."),
     "output_config": _field("What the answer must be like, and how much is thought before it."),
     "cache_control": _field("How long the KV of prompt and answer should stay: as `cache_hint`."),
+    "EmbeddingRequest.input": _field("Text or token ids, or a list of either.", **_PROMPT),
+    "encoding_format": _field("Numbers, or base64 of float32.", enum=["float", "base64", None]),
+    "dimensions": _field("Only so many numbers of each vector, from its beginning.", minimum=1),
+    "normalize": _field("Vectors of length 1, or as they are; left out, as the model has them."),
+    "truncate_prompt_tokens": _field(
+        "Only so many tokens of a prompt, the last; -1: as many as the model takes.", minimum=-1
+    ),
+    "request_id": _field(
+        "The request's id, as the header `X-Request-Id`.", pattern=f"^[A-Za-z0-9._:/+=@-]{{1,{MAX_ID_CHARS}}}$"
+    ),
+    "text_1": _field("One text for all of the others, or as many."),
+    "text_2": _field("What they are compared with."),
+    "query": _field("The text that documents are compared with."),
+    "RerankRequest.documents": _field("What is ranked."),
+    "top_n": _field("The best so many; 0 or left out: all.", minimum=0),
     "user": _field("Changes nothing."),
     "metadata": _field("Changes nothing."),
     "prompt_cache_key": _field("Changes nothing."),

@@ -11,6 +11,7 @@ from firsttoken.observability.health import Health, State
 from firsttoken.server.messages.schema import CountTokensRequest, MessagesRequest
 from firsttoken.server.meta import Readiness
 from firsttoken.server.openapi import answers, messages, responses
+from firsttoken.server.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from firsttoken.server.responses.kept import MAX_LISTED
 from firsttoken.server.responses.schema import ResponsesRequest
 from firsttoken.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -146,6 +147,31 @@ OPERATIONS = (
         errors=(*_BODY, 503),
         error=messages.MessagesError,
     ),
+    Operation(
+        "POST",
+        "/v1/embeddings",
+        "A vector for each text",
+        "Vectors",
+        answers.Embeddings,
+        takes=EmbeddingRequest,
+        errors=_ENGINE,
+    ),
+    *[
+        Operation("POST", path, "How alike texts are", "Vectors", answers.Scores, takes=ScoreRequest, errors=_ENGINE)
+        for path in ("/v1/score", "/score")
+    ],
+    *[
+        Operation(
+            "POST",
+            path,
+            "Documents by their likeness to a query",
+            "Vectors",
+            answers.Ranking,
+            takes=RerankRequest,
+            errors=_ENGINE,
+        )
+        for path in ("/v1/rerank", "/rerank")
+    ],
     Operation(
         "POST",
         "/tokenize",

@@ -1,0 +1,1 @@
+"""Routes whose answers are made of vectors: embeddings, scores, rankings."""
