@@ -40,6 +40,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import msgspec
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -96,7 +97,7 @@ class HandOver:
         self._end.close()
 
 
-def serve(step_ms: float) -> int:
+def serve(step_ms: float, http: str = "uvicorn") -> int:
     """The API process, with the scripted engine in a child process of its own."""
     from firsttoken.engine.stub import StubProcess
     from firsttoken.frontend.async_llm import AsyncLLM
@@ -120,7 +121,7 @@ def serve(step_ms: float) -> int:
         await llm.start()
         return llm
 
-    return run_server(ServerConfig(port=0), launch)
+    return run_server(msgspec.convert({"port": 0, "server": http}, ServerConfig), launch)
 
 
 # --------------------------------------------------------------------- the floor
@@ -376,10 +377,12 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of the scripted engine's step")
     parser.add_argument("--seconds", type=float, default=6.0, help="length of the steady part")
     parser.add_argument("--rounds", type=int, default=5, help="bursts")
-    parser.add_argument("--serve", choices=("api", "floor"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=("api", "granian", "floor"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.serve == "floor":
+        return serve_floor(options.step_ms)
     if options.serve:
-        return (serve if options.serve == "api" else serve_floor)(options.step_ms)
+        return serve(options.step_ms, "granian" if options.serve == "granian" else "uvicorn")
     result = run(options)
     reached = result["steady"]["added_ms"]["p50"] < TARGET_MS
     if options.json:

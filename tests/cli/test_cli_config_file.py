@@ -61,6 +61,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "max-connections": ("7", "max_connections", 7),
     "max-connections-per-ip": ("7", "max_connections_per_ip", 7),
     "drain-s": ("2", "drain_s", 2.0),
+    "server": ('"granian"', "server", "granian"),
     "engine-restarts": ("0", "engine_restarts", 0),
     "engine-hung-s": ("60", "engine_hung_s", 60.0),
     "prompt-templates": ('"x.jsonl"', "prompt_templates", "x.jsonl"),

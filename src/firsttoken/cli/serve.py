@@ -77,6 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--host", default=absent, metavar="ADDRESS", help="where to listen (default: 127.0.0.1)")
     group.add_argument("--port", type=port, default=absent, metavar="N", help="default: 8000; 0 takes a free one")
     group.add_argument(
+        "--server",
+        choices=("uvicorn", "granian"),
+        default=absent,
+        help="what speaks HTTP; granian has HTTP/2, and fewer limits: docs/operations.md (default: uvicorn)",
+    )
+    group.add_argument(
         "--api-key",
         dest="api_keys",
         action="append",

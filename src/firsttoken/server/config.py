@@ -58,6 +58,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     - ``drain_s``: how long running requests may take to finish after SIGTERM.
     - ``audit_log``: the file with a line for each request (`server.audit`), with prompts and answers if
       ``audit_content``.
+    - ``server`` speaks HTTP: uvicorn with our own protocol, or granian, which has HTTP/2 (`server.granian_server`).
     - ``engine_restarts``: an engine that dies is started again so many times within five minutes at most, and one that
       says nothing for ``engine_hung_s`` seconds counts as dead.
     - ``prompt_templates``: a file of chats' beginnings that are tokenised at the start (`text.prompt_templates`).
@@ -72,6 +73,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     host: str = "127.0.0.1"
     port: int = 8000
+    server: Literal["uvicorn", "granian"] = "uvicorn"
     api_keys: tuple[str, ...] = ()
     api_key_file: str | None = None
     max_body_bytes: int = 32 * MIB
@@ -107,6 +109,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"responses_store must be 0 or more, got {self.responses_store}")
         if self.max_connections_per_ip is not None and self.max_connections_per_ip < 1:
             raise ConfigError(f"max_connections_per_ip must be at least 1, got {self.max_connections_per_ip}")
+        if self.max_connections_per_ip is not None and self.server == "granian":
+            raise ConfigError("max_connections_per_ip is not for the server granian: leave one of the two out")
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s must be a number of seconds, 0 or more, got {self.drain_s}")
         if self.engine_restarts < 0:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 import uvloop
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
+from firsttoken.core.errors import ConfigError
 from firsttoken.observability.audit_file import check_writable
 from firsttoken.observability.logging import logging_setup
 from firsttoken.observability.otlp.settings import OtlpSettings, resolve
@@ -31,7 +33,7 @@ from firsttoken.server.connections import Connections, make_room
 from firsttoken.server.ending import Ending
 from firsttoken.server.exporting import exporting
 from firsttoken.server.listener import bind, listen
-from firsttoken.server.protocol import Protocol
+from firsttoken.server.protocol import Protocol as OwnProtocol
 from firsttoken.server.start_lines import CHAT, IDS, TEXT, promises, start_lines, start_parts, try_lines
 from firsttoken.server.supervisor import Supervisor
 from firsttoken.server.tls import server_context
@@ -97,6 +99,7 @@ def _run(
             "the key, and its callers may ask for any class; add a rule to [keys] if it is a name",
             name,
         )
+    _check_installed(config)
     # Here and not before the engine is launched: it starts meanwhile, and a mistake is still told before it loads.
     tls = server_context(config)
     if config.audit_log is not None:
@@ -133,7 +136,7 @@ async def _serve_until_signal(
     make_room(config.max_connections)
     listen(listener, config)
     app = build_app(llm, config)
-    server = _Uvicorn(_uvicorn_config(app, tls, Connections(config.max_connections, config.max_connections_per_ip)))
+    server = _http_server(app, config, tls)
 
     def stop() -> None:
         server.should_exit = True
@@ -208,6 +211,31 @@ async def _watch_loop(observe: Callable[[float], None], alive: Callable[[], None
         alive()
 
 
+class _HTTPServer(Protocol):
+    """``should_exit`` set ends it, once those calls have ended that run."""
+
+    started: bool
+    should_exit: bool
+
+    async def serve(self, sockets: list[socket.socket]) -> None: ...
+
+
+def _http_server(app: FirstTokenApp, config: ServerConfig, tls: ssl.SSLContext | None) -> _HTTPServer:
+    if config.server == "granian":
+        from firsttoken.server.granian_server import GranianServer
+
+        return GranianServer(app, config, KEEP_ALIVE_S)
+    limits = Connections(config.max_connections, config.max_connections_per_ip)
+    return _Uvicorn(_uvicorn_config(app, tls, limits))
+
+
+def _check_installed(config: ServerConfig) -> None:
+    if config.server == "granian" and importlib.util.find_spec("granian") is None:
+        raise ConfigError(
+            "the server granian is not installed: pip install 'firsttoken[granian]', or leave --server out"
+        )
+
+
 class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -220,7 +248,7 @@ def _uvicorn_config(
     config = uvicorn.Config(
         app,
         loop="none",
-        http=partial(Protocol, connections=connections),  # type: ignore[arg-type]  # it is called, no more
+        http=partial(OwnProtocol, connections=connections),  # type: ignore[arg-type]  # it is called, no more
         ws="none",
         lifespan="off",
         interface="asgi3",
