@@ -6,8 +6,8 @@
 Runs the targets of `benchmarks.fuzz.targets` under atheris (``pip install 'firsttoken[fuzz]'``), each in a process of
 its own, beginning with what ``tests/fuzz/corpus`` keeps. What it finds interesting goes into ``--work`` (.fuzz, which
 git ignores); an input that raises is printed and kept there, and the exit code is 1. Move it to
-``tests/fuzz/corpus/TARGET`` under a name that says what it was, and the tests replay it for good. ``--keep N`` adds the
-smallest N new inputs that reach further than those kept.
+``tests/fuzz/corpus/TARGET`` under a name that says what it was, and the tests replay it for good. ``--keep N`` adds
+N new inputs of those that reach further.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,27 +62,24 @@ def fuzz(name: str, seconds: int, work: Path) -> dict[str, Any]:
 
 
 def keep(name: str, count: int, work: Path) -> int:
-    """Add to the corpus the smallest inputs that reach what those there don't; returns how many."""
+    """Add some of what reached further to the corpus: the fuzzer keeps nothing else, and those of all sizes reach most.
+    Returns how many."""
     kept = CORPUS / name
     kept.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for path in kept.iterdir():
-            (Path(folder) / path.name).write_bytes(path.read_bytes())
-        before = {path.name for path in Path(folder).iterdir()}
-        _worker(name, "-merge=1", folder, str(work / name))
-        fresh = sorted((path for path in Path(folder).iterdir() if path.name not in before), key=_size)[:count]
-        for path in fresh:
-            raw = path.read_bytes()
-            (kept / hashlib.sha256(raw).hexdigest()[:16]).write_bytes(raw)
-    return len(fresh)
+    known = {path.read_bytes() for path in kept.iterdir()}
+    fresh = sorted((raw for raw in {path.read_bytes() for path in (work / name).iterdir()} - known), key=_length)
+    chosen = fresh[:: max(1, -(-len(fresh) // count))] if count else []
+    for raw in chosen:
+        (kept / hashlib.sha256(raw).hexdigest()[:16]).write_bytes(raw)
+    return len(chosen)
+
+
+def _length(raw: bytes) -> tuple[int, bytes]:
+    return len(raw), raw
 
 
 def _escaped(word: bytes) -> str:
     return "".join(f"\\x{byte:02x}" for byte in word)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
 
 
 def _worker(name: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.fuzz.targets import files, http, requests, text, wire
+from benchmarks.fuzz.targets import answers, files, http, requests, text, wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ _EVENTS = (b"data: ", b"data:", b"event: ", b"\r\n\r\n", b"\n\n", b"\r", b": ", 
 TARGETS = {
     "detokenizer": Target(text.detokenizer, 96),
     "stop": Target(text.stop_strings, 128),
+    "tools": Target(answers.tools, 128),
     "messages": Target(text.messages),
     "request": Target(requests.request),
     "sse": Target(wire.written_events, 256),
