@@ -41,6 +41,8 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": MESSAGES}),
     "completion": ("/v1/completions", {"prompt": "Tell me"}),
     "chat with a stop string": ("/v1/chat/completions", {"messages": MESSAGES, "stop": ["never"]}),
+    "response": ("/v1/responses", {"input": MESSAGES, "store": False}),
+    "message": ("/v1/messages", {"messages": MESSAGES}),
 }
 
 
@@ -67,7 +69,8 @@ def cpu_ns(pid: int) -> int:
 async def stream(port: int, form: str, tokens: int) -> list[float]:
     """When the pieces of one answer came, in seconds."""
     path, fields = FORMS[form]
-    body = json.dumps({**fields, "max_tokens": tokens, "stream": True, "temperature": 0, "ignore_eos": True}).encode()
+    length = "max_output_tokens" if form == "response" else "max_tokens"
+    body = json.dumps({**fields, length: tokens, "stream": True, "temperature": 0, "ignore_eos": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body))
     times, tail = [], b""
