@@ -61,6 +61,17 @@ def system_prompt(client: anthropic.Anthropic, model: str) -> str:
     return f"{found.stop_reason} {found.stop_sequence!r}: {_text(found)}"
 
 
+def begun(client: anthropic.Anthropic, model: str) -> str:
+    """What the assistant has begun is gone on with, and its tokens are those that were counted."""
+    turns = [*QUESTION, {"role": "assistant", "content": "The capital of France is"}]
+    found = _ask(client, model, messages=turns, max_tokens=4)
+    used = found.usage
+    counted = client.messages.count_tokens(model=model, messages=turns).input_tokens
+    assert counted == used.input_tokens + (used.cache_read_input_tokens or 0)
+    assert "Paris" in _text(found)
+    return _text(found)
+
+
 def refusal(client: anthropic.Anthropic, model: str) -> str:
     try:
         _ask(client, model, extra_body={"temperature": -1})
@@ -92,7 +103,7 @@ def main() -> None:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:  # noqa: S310  # our own address
         model = json.load(answer)["data"][0]["id"]
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
-        checks = (message, message_stream, system_prompt, refusal, tool)
+        checks = (message, message_stream, system_prompt, begun, refusal, tool)
         run(f"anthropic {anthropic.__version__}", checks, client, model)
 
 

@@ -53,6 +53,21 @@ def several_answers(client: openai.OpenAI, model: str) -> str:
     return f"{len({choice.message.content for choice in reply.choices})} different ones of 3"
 
 
+def response(client: openai.OpenAI, model: str) -> str:
+    """The events' text equals the whole answer's, and a conversation goes on from one that is kept."""
+    asked: Any = {"model": model, "input": QUESTION, "temperature": 0, "max_output_tokens": 32}
+    first = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == first.output_text == chat(client, model)
+    second = client.responses.create(**asked | {"input": "And of Italy?", "previous_response_id": first.id})
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.total_tokens
+    told: str = second.output_text
+    return told
+
+
 def refusal(client: openai.OpenAI, model: str) -> str:
     try:
         client.chat.completions.create(model=model, messages=QUESTION, temperature=-1)
@@ -87,6 +102,7 @@ CHECKS: tuple[Callable[[openai.OpenAI, str], str], ...] = (
     chat_stream,
     completion,
     several_answers,
+    response,
     refusal,
     unknown_model,
     async_stream,
