@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, closing
 import pytest
 
 from firsttoken.core.step_record import StepRecord
+from firsttoken.frontend.restarts import RestartPolicy
 from firsttoken.server import listener as listener_module
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.dashboard import feed as feed_module
@@ -244,6 +245,21 @@ async def test_a_dead_engine_is_told_and_the_feed_goes_on(make_client):
         async with watching(client) as call:
             first = await until(call, lambda frame: True)
             assert (first["state"], first["engine"]["model"]) == ("dead", "stub"), "what was known is shown on"
+
+
+async def test_an_engine_that_is_started_again_is_told_and_its_steps_go_on(make_client):
+    once = RestartPolicy(limit=1)
+    async with make_client(forever, step_s=0.002, restarts=once) as client, watching(client) as call:
+        await client.complete(max_tokens=5)
+        before = await until(call, lambda frame: frame["steps"])
+        client.engine.kill("the device is on fire")
+        away = await until(call, lambda frame: frame["state"] == "restarting")
+        assert "the device is on fire" in away["error"]
+        back = await until(call, lambda frame: frame["state"] == "idle" and frame["now_ms"] > away["now_ms"])
+        assert back["error"] is None
+        await client.complete(max_tokens=5)
+        after = await until(call, lambda frame: frame["steps"] and frame["now_ms"] > back["now_ms"])
+        assert after["steps"][0][0] > before["steps"][-1][0], "numbered on"
 
 
 async def test_draining_is_told_and_the_stop_ends_the_streams(make_client):

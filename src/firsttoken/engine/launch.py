@@ -23,7 +23,7 @@ import msgspec
 from firsttoken.core.clock import now_ns
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
-from firsttoken.engine.process import ENDING_SIGNALS
+from firsttoken.engine.process import FRONT_END_SIGNALS
 from firsttoken.engine.start_account import StartAccount
 from firsttoken.observability.logging import logging_setup
 from firsttoken.transport.channel import ChannelClosed, ClientEnd
@@ -141,7 +141,7 @@ def start_process(args: EngineArgs) -> ProcessHandle:
             "json" if as_json else "text",
             msgspec.json.encode(args).decode(),
         ]
-        with _ending_signals_held():
+        with _signals_held():
             process = subprocess.Popen(  # noqa: S603
                 command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=COMPUTE_ENVIRONMENT | os.environ
             )
@@ -157,10 +157,10 @@ def _fill_standard_descriptors() -> None:
 
 
 @contextlib.contextmanager
-def _ending_signals_held() -> Iterator[None]:
-    """A Ctrl-C or TERM sent to the whole group waits, and a process that is started meanwhile begins like this: the
-    engine's own interpreter is not interrupted before it has said that it ignores them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+def _signals_held() -> Iterator[None]:
+    """A Ctrl-C, or another signal that is sent to the whole group, waits, and so does a process that is started
+    meanwhile begin: the engine's own interpreter is not interrupted before it has said that it ignores them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FRONT_END_SIGNALS)
     try:
         yield
     finally:

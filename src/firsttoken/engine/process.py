@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 # What an engine gets to leave by itself once its front end is gone.
 LEAVE_S = 2.0
-# The front end decides when to stop: one of these, sent to the whole group, must not cut its drain short.
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# For the front end, which decides when to stop, writes a recording, or begins a log anew: sent to the whole group, none
+# of them may end the engine.
+FRONT_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def main(argv: list[str]) -> int:
@@ -35,10 +36,9 @@ def main(argv: list[str]) -> int:
     fd, launched_ns, level, log_format, raw_args = argv
     account = StartAccount(int(launched_ns))
     account.close("interpreter")
-    for number in ENDING_SIGNALS:
+    for number in FRONT_END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # for the front end, should it go to the whole group
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)  # held since the launch
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FRONT_END_SIGNALS)  # held since the launch
     front_end = socket.socket(fileno=int(fd))
     threading.Thread(target=_end_with, args=(front_end.fileno(),), name="firsttoken-end", daemon=True).start()
     # What imports make is no garbage: walking it again and again takes a sixth of their time, and finds nothing.

@@ -281,7 +281,8 @@ def _http_address(settings: OtlpSettings, signal: str) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     fd, level, log_format = argv
     setup_logging(level, json_lines=log_format == "json")
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the server's: it may be sent to all processes of its name
+    for number in (signal.SIGUSR1, signal.SIGHUP):  # the server's: they may be sent to all processes of its name
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     errors = LastError()
