@@ -90,14 +90,15 @@ def round_groups(w: Tensor) -> tuple[Tensor, Tensor]:
     least, most = torch.aminmax(w, dim=-1, keepdim=True)
     largest = torch.maximum(most, -least)
     turned = torch.where(most > -least, -largest, largest)
-    best = torch.full_like(largest, float("inf"))
+    # Nothing is less than NaN: the first is taken even where its square overflows.
+    best = torch.full_like(largest, float("nan"))
     values, scales = torch.zeros_like(w), torch.zeros_like(largest)
     tried = [largest * (shrink / 7) for shrink in SHRINK] + [turned * (shrink / 8) for shrink in _TURNED]
     for exact in tried:
         scale = exact.bfloat16().float()
         chosen = (w / torch.where(scale == 0, 1.0, scale)).round_().clamp_(-8, 7)
         error = (chosen * scale - w).square_().sum(-1, keepdim=True)
-        better = error < best
+        better = ~(error >= best)
         best = torch.where(better, error, best)
         values = torch.where(better, chosen, values)
         scales = torch.where(better, scale, scales)

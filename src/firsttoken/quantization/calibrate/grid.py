@@ -64,7 +64,7 @@ class Grid:
         weighing = None if importance is None else importance.view(1, -1, self.size(k))
         largest = grouped.abs().amax(-1, keepdim=True)
         best = torch.full_like(largest, float("inf"))
-        chosen = torch.zeros_like(largest)
+        chosen = self.stored(largest * (shrink[0] / self.largest))  # where all squares overflow
         for factor in shrink:
             scale = self.stored(largest * (factor / self.largest))
             error = (self.codes(grouped / safe(scale)) * scale - grouped).square_()
