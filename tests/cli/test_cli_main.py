@@ -68,6 +68,11 @@ def test_bad_usage_exits_with_2(argv: list[str]) -> None:
         (["fly"], "usage: firsttoken COMMAND [options]", "invalid choice: 'fly'"),
         (["sevre"], "usage: firsttoken COMMAND [options]", "; did you mean serve?"),
         (["serve", "--flight-dri=x"], "usage: firsttoken serve [MODEL] [options]", "; did you mean --flight-dir?"),
+        (
+            ["quantize", "m", "--out", "x", "--scheme", "int3"],
+            "usage: firsttoken quantize [MODEL] [options]",
+            "; did you mean int4?",
+        ),
         (["bench", "lod"], "usage: firsttoken bench WHAT [options]", "; did you mean load?"),
         (
             ["bench", "load", "--rate", "3", "--tagrets", "x"],

@@ -86,10 +86,11 @@ def test_the_cpu_is_measured_first(capsys, monkeypatch):
         return Footprint(engine=300 << 20, length=2 << 20)
 
     monkeypatch.setattr(footprint, "measure_footprint", measured)
-    words = ("random:tiny-llama", "--gpu", "cpu", "--context", "128", "--quantization", "none")
-    code, said = _json(capsys, *words, "--dtype", "float32")
-    assert code == 0
-    assert asked == [("float32", "none")]
+    words = ("random:tiny-llama", "--context", "128", "--quantization", "none", "--dtype", "float32")
+    for machine in (["--device", "cpu"], ["--gpu", "cpu"]):
+        code, said = _json(capsys, *words, *machine)
+        assert code == 0
+        assert asked.pop() == ("float32", "none")
     assert said["runtime_mib"] == 300
     assert "--device cpu" in said["advice"][0]
     assert said["advice"][0].endswith("--dtype float32 --quantization none")
@@ -101,6 +102,9 @@ def test_the_cpu_is_measured_first(capsys, monkeypatch):
         (["--gpu", "toaster"], "gpu must be cpu, a size as in 24GB, or one of h200, .*, got 'toaster'"),
         (["--gpu", "24"], "gpu 24 is 24 bytes: write 24GB"),
         (["--gpu", "900MB"], "gpu 900MB is 900,000,000 bytes: no GPU"),
+        (["--gpu", "h200", "--device", "cpu"], "device 'cpu' contradicts --gpu h200"),
+        (["--gpu", "cpu", "--device", "cuda"], "device 'cuda' contradicts --gpu cpu"),
+        (["--gpu", "h200", "--device", "gpu"], "invalid choice: 'gpu'"),
         (["--gpu", "h200", "--users", "5000"], "users may be at most 4096"),
         (["--gpu", "h200", "--context", "600"], "max_model_len must be 1 to 512"),
         (["--gpu", "h200", "--quantization", "packed"], "quantization 'packed' is for the CPU"),
@@ -109,7 +113,11 @@ def test_the_cpu_is_measured_first(capsys, monkeypatch):
     ],
 )
 def test_what_cannot_be_is_refused(words, said, capsys):
-    assert main(["plan", "random:tiny-llama", *words]) == 2
+    try:
+        code = main(["plan", "random:tiny-llama", *words])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
     assert re.search(said, capsys.readouterr().err)
 
 

@@ -38,6 +38,7 @@ class Double:
     end_ms: float = 0.0
     keep_alive: bool = True
     mode: str = "stream"
+    chat_refused: int = 0  # with this status, where completions are answered
     refuses_with: int = 401  # the status in mode "refusal"
     tokens: int = 8
     headers: tuple[str, ...] = ()
@@ -98,6 +99,9 @@ class Double:
         return self._whole(connection, 200, "application/json", b'{"data":[{"id":"double"}]}')
 
     def _post(self, connection: socket.socket, asked: dict[str, Any], got: float) -> bool:
+        if self.chat_refused and self.paths[-1] == "/v1/chat/completions":
+            error = b'{"error":{"message":"the model has no chat template"}}'
+            return self._whole(connection, self.chat_refused, "application/json", error)
         extras = {"timings", "ignore_eos", "stream_options"} & asked.keys()
         if self.mode in ("refuse", "bare") and (self.mode == "bare" or "timings" in extras) and extras:
             return self._whole(connection, 400, "application/json", b'{"error":{"message":"unknown field"}}')
@@ -118,7 +122,8 @@ class Double:
         return self._whole(connection, self.refuses_with, "application/json", b'{"error":{"message":"no cheese"}}')
 
     def _stream(self, connection: socket.socket, asked: dict[str, Any], got: float) -> bool:
-        prompt = len(asked["messages"][0]["content"].split())
+        chat = "messages" in asked
+        prompt = len((asked["messages"][0]["content"] if chat else asked["prompt"]).split())
         think = (self.think_ms + self.token_ms * prompt) * MS
         if self.serial:
             with self._lock:
@@ -142,7 +147,8 @@ class Double:
         events = self.events
         if events is None:
             events = [
-                {"choices": [{"delta": {"content": f" w{n}"}}]} for n in range(min(self.tokens, asked["max_tokens"]))
+                {"choices": [{"delta": {"content": f" w{n}"}} if chat else {"text": f" w{n}"}]}
+                for n in range(min(self.tokens, asked["max_tokens"]))
             ]
         gaps = self.gaps_ms if self.gaps_ms is not None else [self.gap_ms] * (len(events) - 1)
         for number, event in enumerate(events):

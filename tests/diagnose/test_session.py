@@ -149,6 +149,19 @@ def test_what_fails_later_is_counted() -> None:
     assert not result["targets"]["e2e_ms"]["met"], "no answer is no answer in time"
 
 
+@pytest.mark.parametrize("status", [400, 404])
+def test_a_model_without_a_chat_template_is_asked_to_go_on_with_a_text(status: int) -> None:
+    double = Double(chat_refused=status)
+    config = SessionConfig(
+        requests=2, pause_ms=1, prompt_tokens=8, max_tokens=4, sweep_prompts=(), sweep_concurrency=()
+    )
+    runs = runs_of(double, config)
+    assert [(one.tokens, one.prompt_tokens) for one in runs.paced] == [(4, 8)] * 2
+    assert not runs.failures
+    assert runs.notes[0].startswith("asked at /v1/completions, since chat is refused: ")
+    assert set(double.paths[-2:]) <= {"/v1/completions", "/metrics"}
+
+
 def test_a_length_that_the_server_refuses_is_left_out_with_a_note() -> None:
     double = Double()
 

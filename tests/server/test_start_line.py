@@ -44,6 +44,8 @@ def test_the_line_to_try_is_one_command(url, key):
     words = shlex.split("\n".join(lines).partition("try: ")[2].replace("\\\n", ""))
     header = ["-H", "Authorization: Bearer YOUR_KEY"] if key else []
     assert words == ["curl", "-s", f"{url}/v1/chat/completions", *header, "-d", CHAT]
+    trusted = try_lines(url, "chat/completions", CHAT, key=key, trust="--cacert 'my certificate.pem'")
+    assert "--cacert 'my certificate.pem'" in " ".join(trusted)
 
 
 def test_targets_are_told_as_far_as_a_file_gave_them():

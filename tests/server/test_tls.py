@@ -20,7 +20,7 @@ from firsttoken.server.config import ServerConfig
 from firsttoken.server.dashboard.static import FOLDER
 from firsttoken.server.protocol import Protocol
 from firsttoken.server.run import run_server
-from firsttoken.server.tls import server_context
+from firsttoken.server.tls import curl_trust, server_context
 from tests.support.certificate import make_certificate
 from tests.support.stub_process import Server
 
@@ -171,6 +171,24 @@ def test_files_that_cannot_be_used_are_refused_by_name(certificate, tmp_path):
             server_context(ServerConfig(ssl_certfile=certfile, ssl_keyfile=keyfile))
     with pytest.raises(ConfigError, match="is the key of no certificate"):
         ServerConfig(ssl_keyfile=key)
+
+
+def test_what_curl_needs_to_trust_it(certificate, tmp_path):
+    server, path = (
+        server_context(ServerConfig(ssl_certfile=str(certificate.file), ssl_keyfile=str(certificate.key))),
+        "a b.pem",
+    )
+    assert server is not None
+    (tmp_path / path).write_bytes(certificate.file.read_bytes())
+    assert curl_trust(server, str(tmp_path / path), "127.0.0.1") == f"--cacert '{tmp_path / path}'"
+    assert curl_trust(server, str(tmp_path / path), "0.0.0.0") == "-k"
+
+
+def test_nothing_is_needed_for_a_certificate_that_the_system_knows(certificate, monkeypatch):
+    server = server_context(ServerConfig(ssl_certfile=str(certificate.file), ssl_keyfile=str(certificate.key)))
+    assert server is not None
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
+    assert curl_trust(server, str(certificate.file), "localhost") == ""
 
 
 def test_a_mistake_is_told_before_an_engine_is_waited_for(certificate):

@@ -52,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "here, else cpu)",
     )
     parser.add_argument(
+        "--device",
+        default="auto",
+        choices=("auto", "cpu", "cuda"),
+        help="as of serve: cpu is --gpu cpu, cuda the GPU that is here or that --gpu names (default: auto)",
+    )
+    parser.add_argument(
         "--context", type=positive_int, metavar="TOKENS", help="of each request (default: the model's own limit)"
     )
     parser.add_argument("--users", type=positive_int, default=1, metavar="N", help="requests at once (default: 1)")
@@ -72,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         )
     checkpoint = open_checkpoint(args.model, offline=args.offline)
     context = options.context or checkpoint.config.max_position
-    machine = find_machine(options.gpu, args)
+    machine = find_machine(_machine_name(options.gpu, options.device), args)
     fit = plan_memory(args, checkpoint, machine, context, options.users)
     figures = _figures(fit)
     advice = _advice(fit, args, machine.kind, context, options.users)
@@ -82,6 +88,18 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print(figures, advice, machine.name, context, options.users, runs=fit.refusal is None)
     return 0 if fit.fits else 1
+
+
+def _machine_name(gpu: str | None, device: str) -> str | None:
+    """What ``--gpu`` and ``--device`` mean together. Raises `ConfigError` where they contradict each other."""
+    from firsttoken.devices.cuda import CUDADevice
+
+    cpu = gpu is not None and gpu.lower() == "cpu"
+    if (device == "cpu" and gpu is not None and not cpu) or (device == "cuda" and cpu):
+        raise ConfigError(f"device {device!r} contradicts --gpu {gpu}: give one of them")
+    if device == "cuda" and gpu is None and (refusal := CUDADevice().refusal()) is not None:
+        raise ConfigError(f"device 'cuda': {refusal}; name the GPU that is planned for with --gpu")
+    return "cpu" if device == "cpu" else gpu
 
 
 def find_machine(name: str | None, args: EngineArgs) -> Machine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # What Server-Timing (W3C) metrics are called by those who pass requests on, and headers in ms of known proxies.
@@ -15,15 +15,21 @@ _PROXY_HEADERS = ("x-kong-proxy-latency", "x-queue-time")
 @dataclass(frozen=True)
 class Dialect:
     """Extras beside OpenAI's plain fields. ``usage`` asks for the token counts, ``account`` for them with every event,
-    for the server's account of time (firsttoken) and for answers of full length (also vLLM, SGLang)."""
+    for the server's account of time (firsttoken) and for answers of full length (also vLLM, SGLang). Without ``chat``
+    the prompt is a text to go on with: models without a chat template answer nothing else."""
 
     usage: bool = True
     account: bool = True
+    chat: bool = True
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self, model: str, prompt: str, max_tokens: int) -> bytes:
         fields: dict[str, Any] = {
             "model": model,
-            "messages": [{"role": "user", "content": prompt}],
+            **({"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}),
             "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,
@@ -36,8 +42,9 @@ class Dialect:
         return json.dumps(fields).encode()
 
 
-DIALECTS = (Dialect(), Dialect(account=False), Dialect(usage=False, account=False))
+CHAT = (Dialect(), Dialect(account=False), Dialect(usage=False, account=False))
 """From the richest on: what refuses one with 400 or 422 is asked in the next."""
+COMPLETIONS = tuple(replace(dialect, chat=False) for dialect in CHAT)
 
 
 @dataclass
@@ -81,6 +88,8 @@ def text_of(event: Mapping[str, Any]) -> tuple[str, bool]:
     for choice in _list(event.get("choices")):
         if not isinstance(choice, dict):
             continue
+        if isinstance(text := choice.get("text"), str) and text:
+            return text, True
         delta = choice.get("delta")
         delta = delta if isinstance(delta, dict) else {}
         for name in ("content", "tool_calls"):

@@ -1,4 +1,4 @@
-"""One streamed chat completion over a connection, with a stamp behind each phase.
+"""One streamed completion over a connection, with a stamp behind each phase.
 
 Stamps are taken right after the system call that brought the bytes, before anything is parsed.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.diagnose.connection import Connection, connect
-from firsttoken.diagnose.dialect import DIALECTS, Dialect, Told, error_text, finish_of, proxy_ms, server_timing, text_of
+from firsttoken.diagnose.dialect import CHAT, Dialect, Told, error_text, finish_of, proxy_ms, server_timing, text_of
 from firsttoken.diagnose.endpoint import Endpoint
 from firsttoken.diagnose.errors import ProbeFailed
 from firsttoken.diagnose.events import EventReader
@@ -43,7 +43,7 @@ class Probe:
     context: ssl.SSLContext | None
     api_key: str | None = None
     timeout_s: float = 120.0
-    dialect: Dialect = DIALECTS[0]
+    dialect: Dialect = CHAT[0]
 
     def open(self, session: ssl.SSLSession | None = None) -> Connection:
         """Raises `ProbeFailed`."""
@@ -70,7 +70,7 @@ class Probe:
 
     def _request(self, ask: Ask) -> bytes:
         body = self.dialect.body(ask.model, ask.prompt, ask.max_tokens)
-        return self._head("POST", "/v1/chat/completions", ask.request_id, len(body)) + body
+        return self._head("POST", self.dialect.path, ask.request_id, len(body)) + body
 
     def _timed(self, connection: Connection, ask: Ask, request: bytes, began: int) -> Sample:
         # A pause of the collector would look like one of the server's.
@@ -113,7 +113,7 @@ class Probe:
             if answer.http.has_headers and not answer.streams and len(answer.body) > _MOST_BODY:
                 break
         if answer.http.status >= 400:
-            raise self.refusal("/v1/chat/completions", answer.http.status, answer.body)
+            raise self.refusal(self.dialect.path, answer.http.status, answer.body)
         answer.check()
         return answer
 

@@ -6,11 +6,11 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from firsttoken.diagnose.dialect import DIALECTS
+from firsttoken.diagnose.dialect import CHAT, COMPLETIONS, Dialect
 from firsttoken.diagnose.errors import ProbeFailed
 from firsttoken.diagnose.loop_lag import LoopLag, loop_lag, mean_between
 from firsttoken.diagnose.probe import Ask, Probe
@@ -18,7 +18,8 @@ from firsttoken.diagnose.prompts import words
 from firsttoken.diagnose.sample import Sample, Tls
 
 Say = Callable[[str], None]
-_REFUSED = (400, 422)
+_NO_ROUTE = 404
+_REFUSED = (400, _NO_ROUTE, 422)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +131,30 @@ class Session:
 
     def _settle_dialect(self) -> None:
         """The first request, also what warms the server up and puts the common beginning into its cache."""
-        for dialect in DIALECTS:
+        refusal = self._richest(CHAT)
+        if refusal is None:
+            return
+        # A model may have no chat template, a server no such route.
+        if self._richest(COMPLETIONS) is not None:
+            raise refusal
+        self._notes.append(f"asked at {self._probe.dialect.path}, since chat is refused: {refusal}")
+
+    def _richest(self, dialects: Sequence[Dialect]) -> ProbeFailed | None:
+        """Ask in the first of ``dialects`` that is not refused from now on; the last refusal where all are."""
+        refusal: ProbeFailed | None = None
+        for dialect in dialects:
             self._probe = replace(self._probe, dialect=dialect)
             try:
                 self._probe.once(self._paced_ask())
             except ProbeFailed as error:
-                if error.status not in _REFUSED or dialect is DIALECTS[-1]:
+                if error.status not in _REFUSED:
                     raise
+                refusal = error
             else:
-                return
+                return None
+            if refusal.status == _NO_ROUTE:
+                break
+        return refusal
 
     def _keep_alive(self) -> KeepAlive:
         self._say("a second request on one connection")

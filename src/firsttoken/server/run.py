@@ -36,7 +36,7 @@ from firsttoken.server.listener import bind, listen
 from firsttoken.server.protocol import Protocol as OwnProtocol
 from firsttoken.server.start_lines import CHAT, IDS, TEXT, promises, start_lines, start_parts, try_lines
 from firsttoken.server.supervisor import Supervisor
-from firsttoken.server.tls import server_context
+from firsttoken.server.tls import curl_trust, server_context
 from firsttoken.version import __version__
 
 if TYPE_CHECKING:
@@ -163,7 +163,10 @@ async def _serve_until_signal(
     # What was made during the start lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    _tell_start(llm, app, config, listener, now_ns() - began_ns)
+    took_ns, trust = now_ns() - began_ns, ""
+    if tls is not None and config.ssl_certfile is not None:
+        trust = await asyncio.to_thread(curl_trust, tls, config.ssl_certfile, listener.getsockname()[0])
+    _tell_start(llm, app, config, listener, took_ns, trust)
     supervisor.ready()
     await serving
     for one in watching:
@@ -265,7 +268,9 @@ def _uvicorn_config(
     return config
 
 
-def _tell_start(llm: AsyncLLM, app: FirstTokenApp, config: ServerConfig, listener: socket.socket, took_ns: int) -> None:
+def _tell_start(
+    llm: AsyncLLM, app: FirstTokenApp, config: ServerConfig, listener: socket.socket, took_ns: int, trust: str
+) -> None:
     """The address, what the start took, and a line to try; one record where logs are for machines."""
     host, port = listener.getsockname()[:2]
     scheme = "http" if config.ssl_certfile is None else "https"
@@ -298,4 +303,4 @@ def _tell_start(llm: AsyncLLM, app: FirstTokenApp, config: ServerConfig, listene
     if told_promises := promises(config.targets):
         facts.append(told_promises)
     lines = start_lines([f"firsttoken {__version__} serves {llm.model_name}", f"on {url}"], facts, took)
-    print("\n".join(lines + try_lines(url, path, body, key=bool(config.api_keys))), flush=True)
+    print("\n".join(lines + try_lines(url, path, body, key=bool(config.api_keys), trust=trust)), flush=True)

@@ -38,9 +38,9 @@ def promises(targets: Targets) -> list[str]:
     return found
 
 
-def try_lines(url: str, path: str, body: str, *, key: bool) -> list[str]:
-    """A curl command, over several lines when it has to be."""
-    words = [f"try: curl -s {url}/v1/{path}"]
+def try_lines(url: str, path: str, body: str, *, key: bool, trust: str = "") -> list[str]:
+    """A curl command, over several lines when it has to be. ``trust``: its options for the server's certificate."""
+    words = [f"try: curl -s {url}/v1/{path}", *([trust] if trust else [])]
     if key:
         words.append("-H 'Authorization: Bearer YOUR_KEY'")
     return _filled([*words, f"-d '{body}'"], " ", " \\")
