@@ -16,6 +16,7 @@ from firsttoken.version import __version__
 if TYPE_CHECKING:
     from firsttoken.core.engine_args import EngineArgs
     from firsttoken.core.outputs import CompletionOutput, RequestOutput
+    from firsttoken.core.pooling import PoolingParams
     from firsttoken.core.sampling_params import SamplingParams
     from firsttoken.frontend.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
     from firsttoken.frontend.llm import LLM
@@ -26,6 +27,7 @@ _LAZY = {
     "AsyncLLMEngine": "firsttoken.frontend.async_llm",
     "AsyncEngineArgs": "firsttoken.frontend.async_llm",
     "EngineArgs": "firsttoken.core.engine_args",
+    "PoolingParams": "firsttoken.core.pooling",
     "SamplingParams": "firsttoken.core.sampling_params",
     "RequestOutput": "firsttoken.core.outputs",
     "CompletionOutput": "firsttoken.core.outputs",
@@ -38,6 +40,7 @@ __all__ = [
     "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "__version__",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(slots=True)
@@ -43,3 +47,51 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)
+    prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A prompt's vector."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """A prompt's vector, float32 ``[n]``."""
+
+    data: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How alike two texts are: the cosine of their vectors."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: Sequence[int]
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput:
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: Sequence[int]
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """``prompt_token_ids`` are those of both texts."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: Sequence[int]
+    finished: bool = True

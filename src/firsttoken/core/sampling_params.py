@@ -33,7 +33,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``temperature`` 0 means greedy; ``top_k`` 0 or -1 means all tokens; ``max_tokens`` None means up to the model's
     length, 0 that the prompt is computed and nothing generated. ``prompt_logprobs`` asks for the log-probability of
-    each token of the prompt, and of so many others in its place. ``stop`` strings end the text before they appear in
+    each token of the prompt, and of so many others in its place. ``truncate_prompt_tokens`` cuts it to so many, its
+    last (-1: to what fits). ``stop`` strings end the text before they appear in
     it; ``stop_token_ids`` end it after that token. ``seed`` fixes the random numbers of the request whatever else is in
     the batch. ``grammar`` is what the text must look like. Raises `InvalidRequest`.
     """
@@ -55,6 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
@@ -74,7 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise InvalidRequest(f"{name} must be a whole number, got {value!r}", param=name)
-        for name in ("max_tokens", "seed", "logprobs", "prompt_logprobs"):
+        for name in ("max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise InvalidRequest(f"{name} must be a whole number or null, got {value!r}", param=name)

@@ -28,7 +28,7 @@ from firsttoken.frontend.keeper import EngineKeeper, Launch
 from firsttoken.frontend.loading import ModelText, load_text, start_engine
 from firsttoken.frontend.named import NamedGenerations
 from firsttoken.frontend.outputs import Accumulator, default_params
-from firsttoken.frontend.prompts import Prompt, split_prompt
+from firsttoken.frontend.prompts import Prompt, cut_to_last, split_prompt
 from firsttoken.frontend.restarts import RestartPolicy
 from firsttoken.frontend.texts import text_pool
 from firsttoken.observability.flight import FlightRecorder
@@ -360,10 +360,9 @@ class AsyncLLM:
     ) -> Generation:
         """Send a request to the engine; its ``n`` answers go in one message and may start in the same step.
 
-        ``prompt`` is uint32 token ids. ``timeline`` holds what was stamped on the way here. ``shown``: control tokens
-        that are told as text in any case. With ``pooling`` the answer is a vector, and ``params.max_tokens`` must be 0.
-        The caller must read the `Generation` to its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`,
-        `EngineDead`.
+        ``prompt`` is uint32 token ids, ``timeline`` what was stamped on the way here, ``shown`` control tokens that are
+        told as text in any case. With ``pooling`` the answer is a vector; ``params.max_tokens`` must be 0. The caller
+        must read the `Generation` to its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`, `EngineDead`.
         """
         link = self._engine.living()
         assert self._admission is not None
@@ -422,7 +421,10 @@ class AsyncLLM:
             params = default_params(self.generation_config) if sampling_params is None else sampling_params
             text, ids = split_prompt(prompt)
             timeline.stamp(Mark.TEMPLATED)
-            tokens = await self.encode(text) if ids is None and text is not None else token_ids(ids or ())
+            keep = params.truncate_prompt_tokens
+            if ids is None and text is not None:
+                ids = await self.encode(text, cut=keep is not None)
+            tokens = cut_to_last(token_ids(ids or ()), keep, self.info.max_model_len, params.max_tokens)
             timeline.stamp(Mark.TOKENIZED)
             generation = self.open(tokens, params, request_id=request_id, timeline=timeline, terms=terms)
         so_far = Accumulator(generation.id, text, tokens, params.n, self.tokenizer)
@@ -430,6 +432,7 @@ class AsyncLLM:
         try:
             async for delta in generation:
                 so_far.add(delta)
+                await so_far.look_aside(generation.prompt_logprobs)
                 metrics = generation.timings() if so_far.finished else None
                 yield so_far.output(cached_tokens=generation.cached_tokens, metrics=metrics)
         finally:

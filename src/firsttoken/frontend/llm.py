@@ -17,17 +17,20 @@ from firsttoken.core.cache_hint import CacheHint, retention_of
 from firsttoken.core.engine_args import DEFAULT_MODEL, EngineArgs
 from firsttoken.core.errors import EngineDead, InvalidRequest
 from firsttoken.core.outputs import RequestOutput
+from firsttoken.core.pooling import PoolingKind, PoolingParams
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms, class_named
 from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.frontend import vectors
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.answer import Answer
 from firsttoken.frontend.generation import failure, refused
 from firsttoken.frontend.link import EngineLink
+from firsttoken.frontend.llm_pooling import Pooled, PoolingCalls, pooling_params
 from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
-from firsttoken.frontend.prompts import Prompt, split_prompt, split_prompts
+from firsttoken.frontend.prompts import Prompt, cut_to_last, split_prompt, split_prompts
 from firsttoken.frontend.times import RequestTimes
 from firsttoken.observability.flight import FlightRecorder
 from firsttoken.observability.step_history import StepHistory
@@ -49,7 +52,7 @@ Hints = Hint | Sequence[Hint]
 Arrival = tuple[RequestDelta, int] | Refused | EngineDead
 
 
-class LLM:
+class LLM(PoolingCalls):
     """An engine on a thread of this process::
 
         with LLM("smollm2") as llm:
@@ -144,14 +147,7 @@ class LLM:
         items = split_prompts(prompts)
         params = self._params_for(len(items), sampling_params)
         terms = _terms_for(len(items), service_class, priority, cache_hint)
-        jobs = []
-        for number, (item, one, on) in enumerate(zip(items, params, terms, strict=True)):
-            timeline = Timeline()
-            timeline.stamp(Mark.TEMPLATED)
-            text, ids = split_prompt(item)
-            tokens = self._encode(text) if ids is None and text is not None else token_ids(ids or ())
-            jobs.append(self._job(number, text, tokens, one, on, timeline))
-        return self._run(jobs, use_tqdm)
+        return self._run(self._jobs(items, params, terms), use_tqdm)
 
     def chat(
         self,
@@ -234,6 +230,35 @@ class LLM:
     def _encode(self, text: str) -> array[int]:
         return self.get_tokenizer().encode(text)
 
+    def _jobs(
+        self,
+        items: list[Prompt],
+        params: list[SamplingParams],
+        terms: list[Terms],
+        pooling: PoolingKind | None = None,
+    ) -> list[_Job]:
+        jobs = []
+        for number, (item, one, on) in enumerate(zip(items, params, terms, strict=True)):
+            timeline = Timeline()
+            timeline.stamp(Mark.TEMPLATED)
+            text, ids = split_prompt(item)
+            tokens = self._encode(text) if ids is None and text is not None else token_ids(ids or ())
+            jobs.append(self._job(number, text, tokens, one, on, timeline, pooling))
+        return jobs
+
+    def _pool(
+        self, prompts: list[Prompt], params: PoolingParams, truncate_prompt_tokens: int | None, *, use_tqdm: bool
+    ) -> list[Pooled]:
+        params.check_size(self.info.hidden_size)
+        pooling, count = self._text.pooling, len(prompts)
+        nothing = [pooling_params(truncate_prompt_tokens)] * count
+        jobs = self._jobs(prompts, nothing, _terms_for(count, "p2", None, None), pooling.kind)
+        outputs = self._run(jobs, use_tqdm)
+        return [
+            Pooled(list(output.prompt_token_ids), vectors.finish(job.so_far.pooled or b"", pooling, params))
+            for job, output in zip(jobs, outputs, strict=True)
+        ]
+
     def _params_for(self, count: int, given: Params) -> list[SamplingParams]:
         if given is None:
             return [self.get_default_sampling_params()] * count
@@ -260,9 +285,11 @@ class LLM:
         params: SamplingParams,
         terms: Terms,
         timeline: Timeline,
+        pooling: PoolingKind | None = None,
     ) -> _Job:
         timeline.stamp(Mark.TOKENIZED)
-        requests = self._admission.admit(tokens, params, timeline=timeline, terms=terms)
+        tokens = cut_to_last(tokens, params.truncate_prompt_tokens, self.info.max_model_len, params.max_tokens)
+        requests = self._admission.admit(tokens, params, timeline=timeline, terms=terms, pooling=pooling)
         tokenizer = self._text.tokenizer
         stop_ids = frozenset(requests[0].stop_ids)
         return _Job(
@@ -366,6 +393,8 @@ class _Batch:
             raise failure(delta, f"prompt {job.number}: ")
         made = job.answers[index].push(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_reason)
         job.so_far.add(made)
+        job.so_far.look(delta.prompt_logprobs)
+        job.so_far.pooled = delta.pooled or job.so_far.pooled
         if index == 0:
             job.times.note(delta, ns)
         if made.finish_reason is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.outputs import CompletionOutput, Logprob, RequestOutput
-from firsttoken.core.plan import TokenLogprobs
+from firsttoken.core.plan import PromptLogprobs, TokenLogprobs
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.frontend.answer import Delta
 
@@ -30,6 +31,8 @@ class Accumulator:
         self._tokens: list[list[int]] = [[] for _ in range(n)]
         self._logprobs: list[list[Mapping[int, Logprob]] | None] = [None] * n
         self._sums = [0.0] * n
+        self._prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
+        self.pooled: bytes | None = None
         self._ends: list[tuple[str | None, int | str | None]] = [(None, None)] * n
 
     @property
@@ -48,6 +51,17 @@ class Accumulator:
             self._logprobs[index] = entries
         self._ends[index] = (delta.finish_reason, delta.stop_reason)
 
+    def look(self, found: PromptLogprobs | None) -> None:
+        """Take the prompt's log-probabilities; a microsecond or more for each token and alternative."""
+        if found is not None and self._prompt_logprobs is None:
+            entries = zip(self._prompt_token_ids[1:], found.entries(), strict=True)
+            self._prompt_logprobs = [None, *(self._entry(token, entry) for token, entry in entries)]
+
+    async def look_aside(self, found: PromptLogprobs | None) -> None:
+        """The same in a thread."""
+        if found is not None and self._prompt_logprobs is None:
+            await asyncio.to_thread(self.look, found)
+
     def output(self, *, cached_tokens: int = 0, metrics: dict[str, Any] | None = None) -> RequestOutput:
         """The state so far, all answers in order of their index; later deltas do not change it."""
         return RequestOutput(
@@ -58,6 +72,7 @@ class Accumulator:
             finished=self.finished,
             num_cached_tokens=cached_tokens,
             metrics=metrics or {},
+            prompt_logprobs=self._prompt_logprobs,
         )
 
     def _completion(self, index: int) -> CompletionOutput:

@@ -44,17 +44,19 @@ def split_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [items] if items and isinstance(items[0], int) else items
 
 
-def cut_to_last(ids: array[int], keep: int | None, most: int) -> array[int]:
-    """The last ``keep`` of ``ids``, as vLLM's ``truncate_prompt_tokens``: all with None, as many as ``most`` with -1.
-    Raises `InvalidRequest` for more than ``most``."""
+def cut_to_last(ids: array[int], keep: int | None, context: int, max_tokens: int | None = 0) -> array[int]:
+    """The last ``keep`` of ``ids``, as vLLM's ``truncate_prompt_tokens``: all with None; with -1 as many as a context
+    of ``context`` tokens takes beside ``max_tokens`` of output, or beside one. Raises `InvalidRequest` for more than
+    fit."""
     if keep is None:
         return ids
+    most = context if max_tokens == 0 else context - 1
     if keep != -1 and not 1 <= keep <= most:
         raise InvalidRequest(
             f"truncate_prompt_tokens must be -1 or in [1, {most}], the most that fit here, got {keep}",
             param="truncate_prompt_tokens",
         )
-    return ids[-(most if keep == -1 else keep) :]
+    return ids[-(max(min(most, context - (max_tokens or 0)), 1) if keep == -1 else keep) :]
 
 
 def _plain(item: Any) -> Any:
