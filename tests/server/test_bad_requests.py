@@ -91,7 +91,6 @@ REFUSED = {
     "chat_template": "{{ messages }}",
     "continue_final_message": True,
     "use_beam_search": True,
-    "prompt_logprobs": 1,
     "guided_json": {},
     "structured_outputs": {"json": {}},
     "bad_words": ["x"],
@@ -202,7 +201,6 @@ async def test_bad_prompts(client, prompt):
     [
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"echo": 1}, "echo"),
         ({"prompt": ["a"] * 200}, "prompt"),
         ({"prompt": ["a"] * 100, "n": 2}, "n"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from firsttoken.server.chat_ask import chat_ask
 from firsttoken.server.conversation import Conversation, open_conversation
 from firsttoken.server.decode import RequestDecoder, decode_messages, off_loop
 from firsttoken.server.encode import ChunkWriter, TokenNames, chat_text_choice, to_json, usage
+from firsttoken.server.prompt_logprobs import told
 from firsttoken.server.schema import ChatRequest
 from firsttoken.server.state import AppState
 from firsttoken.server.streaming import check_stream_options
@@ -43,7 +45,7 @@ class ChatRoute:
     def __init__(self, state: AppState) -> None:
         self._state = state
         self._decoder = RequestDecoder(ChatRequest, ELSEWHERE)
-        self._names = TokenNames(state.llm.tokenizer)
+        self._names = TokenNames(state.llm.tokenizer), TokenNames(None)
 
     async def __call__(self, call: Call) -> None:
         job = await self._open(call)
@@ -86,7 +88,8 @@ class ChatRoute:
             usage_last=bool(options and options.include_usage),
             usage_always=bool(options and options.continuous_usage_stats),
         )
-        stream = ChatStream(writer, job.conversation, self._names, token_ids=bool(job.request.return_token_ids))
+        names = self._names[bool(job.request.return_tokens_as_token_ids)]
+        stream = ChatStream(writer, job.conversation, names, token_ids=bool(job.request.return_token_ids))
         unfinished = job.conversation.params.n
         # Headers wait for the first delta: until then a failure is a plain status, and both go out together.
         async for said in job.conversation.said():
@@ -107,7 +110,7 @@ class ChatRoute:
     # ------------------------------------------------------------------ whole answer
 
     async def _whole(self, call: Call, job: ChatJob) -> None:
-        conversation, names = job.conversation, self._names
+        conversation, names = job.conversation, self._names[bool(job.request.return_tokens_as_token_ids)]
         answers = [Message(index, conversation, names) for index in range(conversation.params.n)]
         async for said in conversation.said():
             answers[said.delta.index].add(said)
@@ -124,6 +127,9 @@ class ChatRoute:
         }
         if token_ids:
             body["prompt_token_ids"] = conversation.prompt.tolist()
+        if conversation.generation.prompt_logprobs is not None:
+            found, top = conversation.generation.prompt_logprobs, conversation.params.prompt_logprobs or 0
+            body["prompt_logprobs"] = await asyncio.to_thread(told, names, conversation.prompt, found, top)
         if timings is not None:
             body["timings"] = timings
         header = server_timing_header(timings or conversation.generation.stages())

@@ -23,6 +23,7 @@ def chat_ask(state: AppState, call: Call, request: ChatRequest, messages: list[d
     """
     state.check_open()
     state.check_model(request.model)
+    call.take_id(request.request_id)
     params = chat_params(request, state.llm.generation_config)
     params.check_vocabulary(state.llm.info.vocab_size)
     terms, tier = agree(request, call.caller, call.timeline.times[0])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.frontend.prompts import cut_to_last
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call, unique_id
 from firsttoken.server.cost import allow
@@ -27,7 +28,8 @@ from firsttoken.server.encode import (
     usage,
 )
 from firsttoken.server.errors import bad_request
-from firsttoken.server.sampling import completion_params
+from firsttoken.server.prompt_logprobs import echoed, told
+from firsttoken.server.sampling import completion_params, whole
 from firsttoken.server.schema import CompletionRequest
 from firsttoken.server.service import agree
 from firsttoken.server.state import AppState
@@ -48,6 +50,10 @@ class _Part:
     text: str | None  # the prompt as text, when it is to be echoed
     generation: Generation
     name: str  # what errors call it
+    names: TokenNames
+    # Of the prompt's log-probabilities, where they are asked for and known: those of the echo, and vLLM's.
+    echoed: dict[str, Any] | None = None
+    told: list[dict[str, Any] | None] | None = None
 
 
 @dataclass(slots=True)
@@ -91,7 +97,7 @@ class CompletionRoute:
     def __init__(self, state: AppState) -> None:
         self._state = state
         self._decoder = RequestDecoder(CompletionRequest, ELSEWHERE, ids="prompt")
-        self._names = TokenNames(state.llm.tokenizer)
+        self._names = TokenNames(state.llm.tokenizer), TokenNames(None)
 
     async def __call__(self, call: Call) -> None:
         job = await self._open(call)
@@ -114,6 +120,7 @@ class CompletionRoute:
         check_stream_options(request)
         params = completion_params(request, llm.generation_config)
         params.check_vocabulary(llm.info.vocab_size)
+        call.take_id(request.request_id)
         terms, tier = agree(request, call.caller, call.timeline.times[0])
         if len(prompts) * params.n > self._state.config.max_prompts:
             raise bad_request(
@@ -125,9 +132,9 @@ class CompletionRoute:
         call.timeline.stamp(Mark.TEMPLATED)
         special = request.add_special_tokens is not False
         names = [f"prompt[{index}]" for index in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
-        encoded = await self._encode_all(prompts, names, special, terms.salt)
+        encoded = await self._encode_all(prompts, names, special, terms.salt, params)
         texts = [
-            await self._echo(prompt, ids, name) if request.echo else None
+            await self._echo(prompt, ids, name, cut=params.truncate_prompt_tokens is not None) if request.echo else None
             for prompt, ids, name in zip(prompts, encoded, names, strict=True)
         ]
         call.timeline.stamp(Mark.TOKENIZED)
@@ -141,7 +148,8 @@ class CompletionRoute:
                 with naming(names[index]):
                     generation = llm.open(ids, params, request_id=call.request_id, timeline=timeline, terms=terms)
                 call.generations.append(generation)
-                job.parts.append(_Part(index * params.n, ids, text, generation, names[index]))
+                shown = self._names[bool(request.return_tokens_as_token_ids)]
+                job.parts.append(_Part(index * params.n, ids, text, generation, names[index], shown))
         except BaseException:
             job.cancel()
             raise
@@ -154,12 +162,21 @@ class CompletionRoute:
             raise bad_request("prompt is an empty list: send at least one prompt", "prompt", "empty_prompt")
         return request, prompts
 
-    async def _encode_all(self, prompts: list[Prompt], names: list[str], special: bool, salt: str) -> list[array[int]]:
-        batch = len(prompts)
-        work = [self._encode(prompt, name, special, batch, salt) for prompt, name in zip(prompts, names, strict=True)]
-        return [await work[0]] if batch == 1 else await asyncio.gather(*work)  # a single one needs no task
+    async def _encode_all(
+        self, prompts: list[Prompt], names: list[str], special: bool, salt: str, params: SamplingParams
+    ) -> list[array[int]]:
+        batch, keep = len(prompts), params.truncate_prompt_tokens
+        work = [
+            self._encode(prompt, name, special, batch, salt, cut=keep is not None)
+            for prompt, name in zip(prompts, names, strict=True)
+        ]
+        encoded = [await work[0]] if batch == 1 else await asyncio.gather(*work)  # a single one needs no task
+        context = self._state.llm.info.max_model_len
+        return [cut_to_last(ids, keep, context, params.max_tokens) for ids in encoded]
 
-    async def _encode(self, prompt: Prompt, name: str, special: bool, batch: int, salt: str) -> array[int]:
+    async def _encode(
+        self, prompt: Prompt, name: str, special: bool, batch: int, salt: str, *, cut: bool
+    ) -> array[int]:
         if not isinstance(prompt, str):
             return prompt
         with naming(name):
@@ -170,10 +187,11 @@ class CompletionRoute:
                 parse_special=self._state.parse_special,
                 batch=batch,
                 cache_salt=salt,
+                cut=cut,
             )
 
-    async def _echo(self, prompt: Prompt, ids: array[int], name: str) -> str:
-        if isinstance(prompt, str):
+    async def _echo(self, prompt: Prompt, ids: array[int], name: str, *, cut: bool) -> str:
+        if isinstance(prompt, str) and not cut:
             return prompt
         tokenizer, info = self._state.llm.tokenizer, self._state.llm.info
         if tokenizer is None:
@@ -186,16 +204,31 @@ class CompletionRoute:
 
     # ----------------------------------------------------------------------- answers
 
+    async def _look(self, job: CompletionJob, part: _Part) -> None:
+        """What is told of the prompt, once, before the first of its answers: it is known by then."""
+        found = part.generation.prompt_logprobs
+        if found is None or part.echoed is not None or part.told is not None:
+            return
+        top, asked = job.params.logprobs, whole("prompt_logprobs", job.request.prompt_logprobs)
+        if job.request.echo and top is not None:
+            part.echoed = await asyncio.to_thread(echoed, part.names, part.prompt, found, top)
+        if asked is not None:
+            part.told = await asyncio.to_thread(told, part.names, part.prompt, found, asked)
+
     def _take(self, job: CompletionJob, part: _Part, delta: Delta) -> tuple[_Answer, str, dict[str, Any] | None]:
         """Note a delta; returns its choice, the text to show (with the echo, once) and its log-probabilities."""
         answer = job.answers[part.base + delta.index]
         text = delta.text
-        if not answer.begun:
-            answer.begun = True
+        first, answer.begun = not answer.begun, True
+        if first:
             text = (part.text or "") + text
         logprobs = None
         if job.params.logprobs is not None:
-            logprobs = self._names.legacy(delta, job.params.logprobs, answer.chars)
+            # The echoed prompt's own go with the first text, in front of it.
+            offset = answer.chars + len(text) - len(delta.text)
+            logprobs = part.names.legacy(delta.token_ids, delta.logprobs or (), job.params.logprobs, offset)
+            if first and part.echoed is not None:
+                logprobs = join_legacy([part.echoed, logprobs])
         answer.chars += len(text)
         if delta.finish_reason is not None:
             answer.last = delta
@@ -217,6 +250,7 @@ class CompletionRoute:
         async with aclosing(_merged(job.parts)) as stream:
             async for part, delta in stream:
                 # Headers wait for the first delta: until then a failure is a plain status.
+                await self._look(job, part)
                 if not call.started:
                     await call.start_stream()
                 unfinished -= delta.finish_reason is not None
@@ -246,6 +280,7 @@ class CompletionRoute:
     async def _whole(self, call: Call, job: CompletionJob) -> None:
         async with aclosing(_merged(job.parts)) as stream:
             async for part, delta in stream:
+                await self._look(job, part)
                 answer, text, logprobs = self._take(job, part, delta)
                 answer.text.append(text)
                 answer.token_ids += delta.token_ids
@@ -277,6 +312,8 @@ class CompletionRoute:
             "finish_reason": answer.last.finish_reason,
             "stop_reason": answer.last.stop_reason,
         }
+        if job.request.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = job.parts[index // job.params.n].told
         if job.request.return_token_ids:
             choice["token_ids"] = answer.token_ids
             choice["prompt_token_ids"] = job.parts[index // job.params.n].prompt.tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +14,7 @@ from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms
 from firsttoken.core.timeline import Mark
+from firsttoken.frontend.prompts import cut_to_last
 from firsttoken.server.call import Call
 from firsttoken.server.cost import allow
 from firsttoken.server.errors import bad_request
@@ -106,7 +107,7 @@ async def render(state: AppState, ask: Ask) -> RenderedPrompt:
     tools, formats = ask.tools, state.formats
     if tools is not None and formats.tools is None:
         raise bad_request(f"tools cannot be used: {formats.why_no_tools}", "tools", "unsupported_parameter")
-    return await state.llm.render_chat(
+    rendered = await state.llm.render_chat(
         ask.messages,
         add_generation_prompt=ask.add_generation_prompt,
         continue_final_message=ask.continue_final_message,
@@ -114,6 +115,9 @@ async def render(state: AppState, ask: Ask) -> RenderedPrompt:
         cache_salt=ask.terms.salt,
         **ask.template_kwargs,
     )
+    params, context = ask.params, state.llm.info.max_model_len
+    ids = cut_to_last(rendered.ids, params.truncate_prompt_tokens, context, params.max_tokens)
+    return rendered if ids is rendered.ids else replace(rendered, ids=ids)
 
 
 async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversation:

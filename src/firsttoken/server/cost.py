@@ -44,11 +44,13 @@ def check_cost(limit: int, prompt_tokens: int, prompts: int, output_tokens: int,
     for each log-probability; and an answer's lists of tokens."""
     answers = params.n * prompts
     kept = 0 if params.logprobs is None else 1 + params.logprobs
+    told = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
     lists = len(params.logit_bias or ()) + len(params.stop_token_ids or ())
     parts = {
         "max_tokens": output_tokens,
         "prompt": params.n * prompt_tokens,
         "logprobs": _PER_LOGPROB * output_tokens * kept,
+        "prompt_logprobs": _PER_LOGPROB * params.n * prompt_tokens * told,
         "logit_bias": answers * lists,
     }
     cost = sum(parts.values())

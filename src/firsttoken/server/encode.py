@@ -149,14 +149,19 @@ class TokenNames:
         raw = self.raw(token)
         return {"token": raw.decode("utf-8", "replace"), "logprob": floor(logprob), "bytes": list(raw)}
 
-    def legacy(self, delta: Delta, top: int, offset: int) -> dict[str, Any]:
-        """The four parallel lists of completions; ``offset`` is where the delta's text begins, in characters."""
-        tokens, values, tops, offsets = [], [], [], []
-        for token, found in zip(delta.token_ids, delta.logprobs or (), strict=True):
-            name = self._legacy_name(token)
-            tokens.append(name)
-            values.append(floor(found.logprob))
-            tops.append(self._legacy_top(token, found, top))
+    def legacy(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], top: int, offset: int
+    ) -> dict[str, Any]:
+        """The four parallel lists of completions; ``offset`` is where the tokens' text begins, in characters. A token
+        without log-probabilities, the first of a prompt, has null."""
+        tokens: list[str] = []
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for token, found in zip(token_ids, logprobs, strict=True):
+            tokens.append(self._legacy_name(token))
+            values.append(None if found is None else floor(found.logprob))
+            tops.append(None if found is None else self._legacy_top(token, found, top))
             offsets.append(offset)
             offset += len(self.raw(token).decode("utf-8", "ignore"))
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

@@ -58,10 +58,11 @@ def chat_params(request: ChatRequest, defaults: GenerationConfig) -> SamplingPar
 def completion_params(request: CompletionRequest, defaults: GenerationConfig) -> SamplingParams:
     """Raises `ApiError` or `InvalidRequest`, naming the field."""
     logprobs = whole("logprobs", request.logprobs)
-    if request.echo and logprobs is not None:
-        raise bad_request("logprobs of an echoed prompt are not supported: leave out echo or logprobs", "echo")
     max_tokens = _or(whole("max_tokens", request.max_tokens), COMPLETION_MAX_TOKENS)
-    return _params(request, defaults, max_tokens, logprobs, "logprobs")
+    params = _params(request, defaults, max_tokens, logprobs, "logprobs", scores=bool(request.echo))
+    if request.echo and logprobs is not None:  # those of the prompt too
+        params = params.replace(prompt_logprobs=max(logprobs, params.prompt_logprobs or 0))
+    return params
 
 
 def _params(
@@ -70,15 +71,32 @@ def _params(
     max_tokens: int | None,
     logprobs: int | None,
     logprobs_name: str,
+    *,
+    scores: bool = False,
 ) -> SamplingParams:
+    """``scores``: the prompt is told of, and nothing need be generated."""
     if logprobs is not None and not 0 <= logprobs <= 20:
         raise bad_request(f"{logprobs_name} must be in [0, 20], got {logprobs}", logprobs_name)
-    if max_tokens == 0:
-        raise InvalidRequest("max_tokens must be 1 or more, got 0", param="max_tokens")
+    told = whole("prompt_logprobs", request.prompt_logprobs)
+    if told is not None and request.stream:
+        raise bad_request("prompt_logprobs are not told in a stream: leave out stream, or this", "prompt_logprobs")
+    if max_tokens == 0 and told is None and not scores:
+        raise InvalidRequest(
+            "max_tokens must be 1 or more, got 0, which is for prompt_logprobs or echo alone", param="max_tokens"
+        )
     fields = _FIELDS(request)
     # Callers ask in the same way again and again. Lists may be long, and are looked at anew.
     build = _build if all(value is None for value in fields[:_LISTS]) else _build.__wrapped__
-    return build(fields, defaults, max_tokens, logprobs)
+    params = build(fields, defaults, max_tokens, logprobs)
+    best = whole("best_of", request.best_of)
+    if best is not None and best != params.n:
+        raise bad_request(
+            f"best_of must be n ({params.n}): no more answers are made than are told, got {best}", "best_of"
+        )
+    keep = whole("truncate_prompt_tokens", request.truncate_prompt_tokens)
+    if told is None and keep is None:
+        return params
+    return params.replace(prompt_logprobs=told, truncate_prompt_tokens=keep)
 
 
 _LISTS = 3

@@ -87,6 +87,11 @@ class GenerationRequest(TermsRequest, frozen=True, kw_only=True, forbid_unknown_
     min_tokens: Number | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Number | None = None
+    truncate_prompt_tokens: Number | None = None
+    best_of: Number | None = None
+    request_id: str | None = None
     # harmless: they change nothing that a caller could see
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
@@ -94,7 +99,6 @@ class GenerationRequest(TermsRequest, frozen=True, kw_only=True, forbid_unknown_
     # known, not implemented: see refusals.py
     allowed_token_ids: Any = None
     bad_words: Any = None
-    best_of: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
     guided_json: Any = None
@@ -102,14 +106,10 @@ class GenerationRequest(TermsRequest, frozen=True, kw_only=True, forbid_unknown_
     kv_transfer_params: Any = None
     length_penalty: Any = None
     logits_processors: Any = None
-    prompt_logprobs: Any = None
-    request_id: Any = None
     response_format: Any = None
-    return_tokens_as_token_ids: Any = None
     spaces_between_special_tokens: Any = None
     store: Any = None
     structured_outputs: Any = None
-    truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     vllm_xargs: Any = None
 

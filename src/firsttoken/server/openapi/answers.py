@@ -58,6 +58,18 @@ class Usage(Answer):
     completion_tokens_details: ReasoningTokens | UnsetType = UNSET
 
 
+class PromptLogprob(Answer):
+    """Of one token in a prompt's place; ``rank`` 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# By token id; null for the first token.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 # ------------------------------------------------------------------ chat completions
 
 
@@ -130,6 +142,7 @@ class ChatCompletion(Answer):
     service_tier: ServiceTier
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
 
@@ -189,11 +202,11 @@ class ChatCompletionChunk(Answer):
 
 
 class LegacyLogprobs(Answer):
-    """Four lists of equal length, one entry a token."""
+    """Four lists of equal length, one entry a token; null for the first of an echoed prompt."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -205,6 +218,7 @@ class CompletionChoice(Answer):
     logprobs: LegacyLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 

@@ -205,6 +205,13 @@ FIELDS = {
     "cache_salt": _field(
         "Only requests with the same one share cached prompts.", minLength=1, maxLength=MAX_SALT_CHARS
     ),
+    "return_tokens_as_token_ids": _field("Log-probabilities name tokens `token_id:N`."),
+    "prompt_logprobs": _range(
+        "Show the log-probability of each token of the prompt, and of so many of the likeliest in its place.",
+        0,
+        MAX_LOGPROBS,
+    ),
+    "best_of": _field("The same as `n`, or left out."),
     "return_token_ids": _field("Show the token ids of prompt and answer."),
     "timings": _field("Show the account of the request's time."),
     "deadline_ms": _field(
