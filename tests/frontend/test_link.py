@@ -330,3 +330,15 @@ def test_a_stuck_engine_is_waited_for_by_few_of_those_who_left(client, link, mon
     last = [RequestDelta(number, [], finish_reason="abort") for number in range(4)]
     client.step(*last)
     assert told == [(0, None), (1, None), (2, last[2]), (3, last[3])]
+
+
+def test_tokens_arrive_though_a_number_cannot_be_kept(client, link, caplog):
+    def fail(stats):
+        raise KeyError("a gauge")
+
+    link.on_stats = fail
+    log = []
+    link.submit([request(1)], Sink(log))
+    client.step(RequestDelta(1, [5]))
+    assert log == [1]
+    assert "could not be kept" in caplog.text

@@ -130,3 +130,12 @@ def test_all_rates_are_of_the_same_seconds_and_none_shows_the_past(clock):
     rows = metrics.live.read()
     assert {one["requests_per_s"] + one["tokens_per_s"] for one in rows.values()} == {0}
     assert set(metrics.live.rates(rows).values()) == {0, None}
+
+
+def test_seconds_in_which_nothing_was_counted_do_no_harm(clock):
+    """Steps that only decode bring 0 prompt tokens; a minute of such must not take away what is not there."""
+    metrics = FrontendMetrics()
+    for _ in range(130):
+        metrics.take_steps([StepRecord(1, 0, 0, 0, 1, 1, decode_rows=3)])
+        clock[0] += NS_PER_S
+    assert metrics.live.rates({})["prompt_tokens_per_s"] == 0

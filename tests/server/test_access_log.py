@@ -145,3 +145,14 @@ async def test_nothing_is_gathered_when_the_level_is_off(client, caplog, monkeyp
     for body in ({}, {"messages": [{"role": "user", "content": "hi"}]}):
         await client.post("/v1/chat/completions", body)
     assert (await client.get("/version")).status == 200
+
+
+async def test_probes_of_a_server_that_drains_are_no_news(client, lines):
+    await client.llm.drain(0.01)
+    for path in ("/health/ready", "/ping", "/v1/nope"):
+        await client.get(path)
+    assert [(one["path"], one["status"], one["level"]) for one in lines()] == [
+        ("/health/ready", 503, "debug"),
+        ("/ping", 200, "debug"),
+        ("/v1/nope", 404, "info"),
+    ]

@@ -234,12 +234,16 @@ class EngineLink:
 
     def _on_step(self, step: StepOutputs) -> None:
         self.stats = step.stats
-        self.on_stats(step.stats)
         if step.kv is not None:
             self.kv = step.kv
-            self.on_kv(step.kv)
-        if step.steps:  # before the deltas: what ended is accounted for by them
-            self.on_steps(step.steps)
+        try:
+            self.on_stats(step.stats)
+            if step.kv is not None:
+                self.on_kv(step.kv)
+            if step.steps:  # before the deltas: what ended is accounted for by them
+                self.on_steps(step.steps)
+        except Exception:  # a number that is lost is no reason for tokens to be
+            logger.exception("what the engine says of itself could not be kept")
         ns = now_ns()
         deltas = step.deltas
         firsts = [delta for delta in deltas if delta.id in self._fresh] if self._fresh else []

@@ -38,6 +38,9 @@ class SlidingCounts:
         self._sum: dict[int, int] = {}  # of those
 
     def add(self, key: int, times: int = 1) -> None:
+        """``times`` may be 0: it is then as if nothing had happened."""
+        if not times:
+            return
         second = now_ns() // NS_PER_S
         if second != self._second:
             self._turn(second)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_PATH_CHARS = 200
+PROBES = ("/health", "/ping")
 _EVENTS = {"finished": "answered", "refused": "refused", "expired": "expired", "failed": "failed"}
 
 
@@ -81,7 +82,8 @@ async def logged(
     finally:
         if tell is not None:
             tell(scope, status, "", began)
-        level = _level(status)
+        # Probes come all the time, and what they are told is in the log when it begins.
+        level = logging.DEBUG if scope["path"].startswith(PROBES) else _level(status)
         if logger.isEnabledFor(level):
             _log(level, scope, status, request_id, {"total_ms": _ms(now_ns() - began)})
 
