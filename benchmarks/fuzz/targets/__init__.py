@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.fuzz.targets import answers, files, http, requests, text, wire
+from benchmarks.fuzz.targets import answers, files, http, other_apis, requests, text, wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ TARGETS = {
     "tools": Target(answers.tools, 128),
     "messages": Target(text.messages),
     "request": Target(requests.request),
+    "response": Target(other_apis.response),
+    "message": Target(other_apis.message),
     "sse": Target(wire.written_events, 256),
     "events": Target(wire.read_events, 256, _EVENTS),
     "transport": Target(wire.transport, 1024),
