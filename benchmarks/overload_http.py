@@ -99,9 +99,11 @@ class Address:
     key: str = ""
 
 
-async def ask(to: Address, body: dict[str, Any], *, leave_after: int | None = None) -> Answer:
+async def ask(
+    to: Address, body: dict[str, Any], *, leave_after: int | None = None, patience_s: float = PATIENCE_S
+) -> Answer:
     """One completion, streamed with its token ids. The caller leaves at the ``leave_after``-th token, at 0 as soon as
-    the request is sent."""
+    the request is sent, and gives up after ``patience_s``."""
     answer = Answer(body.get("service_tier", "p2"))
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", to.port)
@@ -115,7 +117,7 @@ async def ask(to: Address, body: dict[str, Any], *, leave_after: int | None = No
         if leave_after == 0:
             answer.left = True
             return answer
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             async for line in _lines(reader, answer):
                 _note(answer, line, began)
                 if leave_after is not None and len(answer.tokens) >= leave_after and answer.finish is None:

@@ -36,7 +36,8 @@ LEAVE, MALFORMED = 0.25, 0.05
 LOOK_S = 2.0
 # How much a process may grow over the time that is looked at, as a part of what it has.
 MOST_GROWTH = 0.01
-PATIENCE_S = 60.0
+# A machine that does other things, too, may take minutes for as many answers at once: slow is not lost.
+PATIENCE_S = 300.0
 _POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
 
 
@@ -121,7 +122,7 @@ async def _caller(to: Address, number: int, seconds: float, tally: Tally) -> Non
         prompt = [rng.randrange(3, 200) for _ in range(rng.choice((4, 32, 128)))]
         body = {"prompt": prompt, "max_tokens": wanted, "ignore_eos": True, "temperature": rng.choice((0, 1))}
         leave = rng.choice((0, 1, wanted // 2)) if rng.random() < LEAVE else None
-        tally.note(await ask(to, body, leave_after=leave), wanted)
+        tally.note(await ask(to, body, leave_after=leave, patience_s=PATIENCE_S), wanted)
 
 
 @dataclass(slots=True)
