@@ -72,6 +72,7 @@ MIXED = [
     SamplingParams(temperature=0, repetition_penalty=1.5, logprobs=3),
     SamplingParams(top_k=20, presence_penalty=1.5, frequency_penalty=-0.5, logprobs=0),
     SamplingParams(logit_bias={3: 5.0, 70: -100.0, 8: 100.0}, min_tokens=5, top_p=0.99, min_p=0.01),
+    SamplingParams(temperature=0, allowed_token_ids=[0, 31, 32, 79], logit_bias={5: 100.0}, repetition_penalty=1.1),
 ]
 
 
@@ -79,7 +80,7 @@ def test_a_mixed_batch_follows_the_reference():
     vocab = 80
     bench = Bench(vocab, MIXED, stop_ids=(8, 11))
     logits = torch.randn(len(MIXED), vocab, generator=torch.Generator().manual_seed(1)) * 2
-    slots = [4, 1, 5, 0, 3, 2]
+    slots = [4, 1, 6, 5, 0, 3, 2]
     out, table = bench.sample(logits, slots)
     samples = bench.read(out, slots)
     for row, sample in enumerate(samples):
@@ -99,6 +100,31 @@ def test_a_mixed_batch_follows_the_reference():
     unchanged = torch.ones_like(table, dtype=torch.bool)
     unchanged[:, KNOWN] = False
     assert torch.equal(table[unchanged], bench.table[unchanged])
+
+
+def test_what_would_complete_a_bad_sequence_is_not_chosen():
+    """Sequences that end with the output's own last tokens, with others, with the prompt's; each alone and all."""
+    vocab, tokens = CHUNK + 33, [7, 7, 3, 4, 5, 9, 3, 4, 9]
+    sequences = [
+        [2070],  # by itself, in the second chunk
+        [9, 50],  # goes on from the output's last token
+        [3, 4, 9, 51],
+        [9, 3, 4, 9, 52],  # all four of its tokens
+        [5, 9, 3, 4, 9, 53],  # begins in the prompt
+        [8, 54],
+        [3, 9, 55],
+    ]
+    cases = [[one] for one in sequences] + [sequences, sequences * 5]
+    params = [SamplingParams(temperature=0, bad_words_token_ids=one) for one in cases]
+    bench = Bench(vocab, params, tokens=tokens)
+    logits = torch.randn(len(cases), vocab, generator=torch.Generator().manual_seed(3))
+    for row, bad in enumerate(cases):  # what is bad is the likeliest
+        for rank, ids in enumerate(bad):
+            logits[row, ids[-1]] = 50.0 + rank
+    out, _ = bench.sample(logits, list(range(len(cases))))
+    chosen = [sample.token for sample in bench.read(out, list(range(len(cases))))]
+    assert chosen == [int(bench.expected(logits[row], row).argmax()) for row in range(len(cases))]
+    assert chosen[4:] == [53, 54, 55, 55, 55]
 
 
 def test_a_row_does_not_depend_on_its_neighbours_or_its_place():

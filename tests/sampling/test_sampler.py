@@ -49,10 +49,14 @@ def cases(draw, vocab=None):
         logit_bias=draw(st.none() | st.dictionaries(ids, st.sampled_from([-100.0, -1.0, 2.5, 100.0]), max_size=5)),
         min_tokens=draw(st.sampled_from([0, 0, 3])),
         logprobs=draw(st.sampled_from([None, 0, 1, 5, 20])),
+        allowed_token_ids=draw(st.none() | st.lists(ids, min_size=1, max_size=30)),
     )
     prompt = draw(st.lists(ids, min_size=1, max_size=20))
     output = draw(st.lists(ids, max_size=6))
     stop_ids = tuple(draw(st.lists(ids, max_size=3)))
+    if draw(st.booleans()):  # some that the output is about to complete
+        ends = [[*output[len(output) - n :], draw(ids)] for n in range(min(len(output), 2) + 1)]
+        params = params.replace(bad_words_token_ids=[*ends, *draw(st.lists(st.lists(ids, min_size=1), max_size=3))])
     return logits, params, prompt, output, stop_ids
 
 

@@ -93,7 +93,6 @@ REFUSED = {
     "use_beam_search": True,
     "guided_json": {},
     "structured_outputs": {"json": {}},
-    "bad_words": ["x"],
     "nonsense": 1,
     "Temperature": 1,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from firsttoken.server.config import ServerConfig
-from tests.server.conftest import say
+from tests.server.conftest import END, say
 
 PLAIN = {"add_special_tokens": False}
 
@@ -128,3 +128,18 @@ async def test_log_probabilities_of_a_prompt_count_as_cost(make_client):
         assert (await client.complete("a" * 100, max_tokens=0, echo=True)).status == 200
         reply = await client.complete("a" * 100, max_tokens=0, prompt_logprobs=5)
         assert (reply.status, reply.error["param"]) == (400, "prompt_logprobs")
+
+
+async def test_bad_words_and_allowed_tokens_reach_the_engine(make_client):
+    seen = []
+    async with make_client(lambda request: seen.append(request.params) or [END]) as client:
+        fields = {"bad_words": ["no"], "allowed_token_ids": [65, 66]}
+        assert (await client.complete(**fields)).status == 200
+        assert (await client.chat(**fields)).status == 200
+        assert (await client.complete(bad_words=[])).status == 200
+        refused = await client.complete(allowed_token_ids=[65], bad_words=["A"])
+        assert (refused.status, refused.error["param"]) == (400, "allowed_token_ids")
+    for params in seen[:2]:
+        assert params.bad_words_token_ids == (tuple(b"no"), tuple(b" no"))
+        assert params.allowed_token_ids == (65, 66)
+    assert seen[2].bad_words_token_ids is None

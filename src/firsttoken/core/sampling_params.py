@@ -17,6 +17,7 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_N = 128
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS, MAX_BAD_WORD_TOKENS = 64, 128, 128
 MAX_SEED = 2**63
 
 
@@ -34,9 +35,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``temperature`` 0 means greedy; ``top_k`` 0 or -1 means all tokens; ``max_tokens`` None means up to the model's
     length, 0 that the prompt is computed and nothing generated. ``prompt_logprobs`` asks for the log-probability of
     each token of the prompt, and of so many others in its place. ``truncate_prompt_tokens`` cuts it to so many, its
-    last (-1: to what fits). ``stop`` strings end the text before they appear in
-    it; ``stop_token_ids`` end it after that token. ``seed`` fixes the random numbers of the request whatever else is in
-    the batch. ``grammar`` is what the text must look like. Raises `InvalidRequest`.
+    last (-1: to what fits). ``stop`` strings end the text before they appear in it; ``stop_token_ids`` end it after
+    that token. ``seed`` fixes the random numbers of the request whatever else is in the batch. ``grammar`` is what the
+    text must look like. Only ``allowed_token_ids`` can be chosen, and none that would complete one of ``bad_words`` in
+    the output, which the front end spells as ``bad_words_token_ids``. Raises `InvalidRequest`.
     """
 
     n: int = 1
@@ -58,6 +60,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    bad_words_token_ids: Sequence[Sequence[int]] | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
     grammar: Grammar | None = None
@@ -66,6 +71,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         set_field = msgspec.structs.force_setattr
         set_field(self, "stop", _as_stops(self.stop))
         set_field(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.allowed_token_ids is not None:
+            set_field(self, "allowed_token_ids", tuple(dict.fromkeys(self.allowed_token_ids)))
+        if self.bad_words is not None:
+            set_field(self, "bad_words", _as_words(self.bad_words))
+        if self.bad_words_token_ids is not None:
+            set_field(self, "bad_words_token_ids", _as_sequences(self.bad_words_token_ids))
         self._check_types()
         self._check_ranges()
 
@@ -109,6 +120,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _in_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
         for token, bias in (self.logit_bias or {}).items():
             if not -100 <= bias <= 100:
                 raise InvalidRequest(
@@ -132,7 +145,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have; raises `InvalidRequest` naming the field."""
-        for name, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids or ())):
+        bad = [token for ids in self.bad_words_token_ids or () for token in ids]
+        for name, ids in (
+            ("logit_bias", self.logit_bias or ()),
+            ("stop_token_ids", self.stop_token_ids or ()),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("bad_words_token_ids", bad),
+        ):
             for token in ids:
                 if not isinstance(token, int) or not 0 <= token < vocab_size:
                     raise InvalidRequest(
@@ -142,6 +161,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def replace(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated again."""
         return msgspec.structs.replace(self, **changes)
+
+
+def _as_words(words: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(words, str) or not all(isinstance(word, str) and word.strip() for word in words):
+        raise InvalidRequest("bad_words must be a list of texts that are not blank", param="bad_words")
+    longest = max(map(len, words), default=0)
+    if len(words) > MAX_BAD_WORDS or longest > MAX_BAD_WORD_CHARS:
+        raise InvalidRequest(
+            f"bad_words may hold at most {MAX_BAD_WORDS} texts of {MAX_BAD_WORD_CHARS} characters, got {len(words)} of "
+            f"up to {longest}",
+            param="bad_words",
+        )
+    return tuple(words)
+
+
+def _as_sequences(sequences: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Two for each bad word at most, one token a character and one for a space before it."""
+    found = tuple(tuple(ids) for ids in sequences)
+    if len(found) > 2 * MAX_BAD_WORDS or not all(1 <= len(ids) <= MAX_BAD_WORD_TOKENS for ids in found):
+        raise InvalidRequest(
+            f"bad_words_token_ids may hold at most {2 * MAX_BAD_WORDS} lists of 1 to {MAX_BAD_WORD_TOKENS} token ids",
+            param="bad_words_token_ids",
+        )
+    return found
 
 
 def _as_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -148,11 +148,28 @@ class Admission:
                 f"model's context of {self._info.max_model_len}",
                 param="min_tokens",
             )
+        if params.bad_words:
+            raise InvalidRequest("bad_words have not been spelt as tokens: see frontend.bad_words", param="bad_words")
+        self._check_choice(params)
         if params.stops and not (params.detokenize and self._has_tokenizer):
             why = "the model has no tokenizer" if params.detokenize else "detokenize is off"
             raise InvalidRequest(f"stop strings cannot be found because {why}: use stop_token_ids", param="stop")
         for stop in params.stops:
             _check_text(stop, "stop")
+
+    def _check_choice(self, params: SamplingParams) -> None:
+        """That a token can be chosen, as far as that is known beforehand."""
+        if params.allowed_token_ids is None:
+            return
+        never = {ids[0] for ids in params.bad_words_token_ids or () if len(ids) == 1}
+        if params.min_tokens:
+            never.update(self.stop_ids(params))
+        if never.issuperset(params.allowed_token_ids):
+            raise InvalidRequest(
+                "allowed_token_ids leaves no token to choose: min_tokens forbids those that end the answer, and "
+                "bad_words their own",
+                param="allowed_token_ids",
+            )
 
 
 def _highest(prompt: array[int]) -> int:

@@ -21,6 +21,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import DEFAULT_TERMS, Terms, class_named, deadline_after
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.admission import Admission, token_ids
+from firsttoken.frontend.bad_words import spelt
 from firsttoken.frontend.ended import Door, counting_errors, ended_request
 from firsttoken.frontend.gaps import GapSources
 from firsttoken.frontend.generation import Generation
@@ -28,7 +29,7 @@ from firsttoken.frontend.keeper import EngineKeeper, Launch
 from firsttoken.frontend.loading import ModelText, load_text, start_engine
 from firsttoken.frontend.named import NamedGenerations
 from firsttoken.frontend.outputs import Accumulator, default_params
-from firsttoken.frontend.prompts import Prompt, cut_to_last, split_prompt
+from firsttoken.frontend.prompts import Prompt, cut_as_asked, split_prompt
 from firsttoken.frontend.restarts import RestartPolicy
 from firsttoken.frontend.texts import text_pool
 from firsttoken.observability.flight import FlightRecorder
@@ -418,13 +419,12 @@ class AsyncLLM:
             terms = Terms(service=service, priority=priority, deadline_ns=deadline_ns, retention=retention)
             await self.start()
             timeline.stamp(Mark.PARSED)
-            params = default_params(self.generation_config) if sampling_params is None else sampling_params
+            params = await spelt(sampling_params or default_params(self.generation_config), self.tokenizer)
             text, ids = split_prompt(prompt)
             timeline.stamp(Mark.TEMPLATED)
-            keep = params.truncate_prompt_tokens
             if ids is None and text is not None:
-                ids = await self.encode(text, cut=keep is not None)
-            tokens = cut_to_last(token_ids(ids or ()), keep, self.info.max_model_len, params.max_tokens)
+                ids = await self.encode(text, cut=params.truncate_prompt_tokens is not None)
+            tokens = cut_as_asked(token_ids(ids or ()), params, self.info.max_model_len)
             timeline.stamp(Mark.TOKENIZED)
             generation = self.open(tokens, params, request_id=request_id, timeline=timeline, terms=terms)
         so_far = Accumulator(generation.id, text, tokens, params.n, self.tokenizer)

@@ -25,12 +25,13 @@ from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend import vectors
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.answer import Answer
+from firsttoken.frontend.bad_words import spell
 from firsttoken.frontend.generation import failure, refused
 from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.llm_pooling import Pooled, PoolingCalls, pooling_params
 from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
-from firsttoken.frontend.prompts import Prompt, cut_to_last, split_prompt, split_prompts
+from firsttoken.frontend.prompts import Prompt, cut_as_asked, split_prompt, split_prompts
 from firsttoken.frontend.times import RequestTimes
 from firsttoken.observability.flight import FlightRecorder
 from firsttoken.observability.step_history import StepHistory
@@ -288,7 +289,8 @@ class LLM(PoolingCalls):
         pooling: PoolingKind | None = None,
     ) -> _Job:
         timeline.stamp(Mark.TOKENIZED)
-        tokens = cut_to_last(tokens, params.truncate_prompt_tokens, self.info.max_model_len, params.max_tokens)
+        params = spell(params, self._text.tokenizer)
+        tokens = cut_as_asked(tokens, params, self.info.max_model_len)
         requests = self._admission.admit(tokens, params, timeline=timeline, terms=terms, pooling=pooling)
         tokenizer = self._text.tokenizer
         stop_ids = frozenset(requests[0].stop_ids)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.sampling_params import SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}`` (with an optional ``"prompt"`` beside it)."""
@@ -57,6 +58,11 @@ def cut_to_last(ids: array[int], keep: int | None, context: int, max_tokens: int
             param="truncate_prompt_tokens",
         )
     return ids[-(max(min(most, context - (max_tokens or 0)), 1) if keep == -1 else keep) :]
+
+
+def cut_as_asked(ids: array[int], params: SamplingParams, context: int) -> array[int]:
+    """`cut_to_last` as ``params`` have it."""
+    return cut_to_last(ids, params.truncate_prompt_tokens, context, params.max_tokens)
 
 
 def _plain(item: Any) -> Any:

@@ -57,9 +57,19 @@ class TokenCounts:
 
 
 class RowProcessor:
-    """The logits changes of one request, in the order bias, minimum length, penalties."""
+    """The logits changes of one request, in the order allowed tokens, bias, minimum length, penalties, bad words."""
 
-    __slots__ = ("_bias_ids", "_bias_values", "_counts", "_min_tokens", "_params", "_stop_ids")
+    __slots__ = (
+        "_allowed",
+        "_bad",
+        "_bias_ids",
+        "_bias_values",
+        "_counts",
+        "_min_tokens",
+        "_output",
+        "_params",
+        "_stop_ids",
+    )
 
     def __init__(
         self, params: SamplingParams, stop_ids: NDArray[np.int64], prompt: NDArray[np.int64], output: Iterable[int]
@@ -70,30 +80,47 @@ class RowProcessor:
         self._bias_values = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
         self._stop_ids = stop_ids
         self._min_tokens = params.min_tokens if len(stop_ids) else 0
+        output = list(output)
         self._counts = TokenCounts(prompt, output) if params.has_penalties else None
+        allowed = params.allowed_token_ids
+        self._allowed = None if allowed is None else np.array(allowed, dtype=np.int64)
+        self._bad = [(list(ids[:-1]), ids[-1]) for ids in params.bad_words_token_ids or ()]
+        self._output = output if self._bad else []
 
     @staticmethod
     def needed(params: SamplingParams) -> bool:
         """False when the raw logits decide."""
-        return bool(params.logit_bias) or params.min_tokens > 0 or params.has_penalties
+        chosen_from = params.allowed_token_ids is not None or bool(params.bad_words_token_ids)
+        return chosen_from or bool(params.logit_bias) or params.min_tokens > 0 or params.has_penalties
 
     def active(self, num_output: int) -> bool:
         """True when a token chosen after ``num_output`` output tokens may differ from what raw logits give."""
+        if self._allowed is not None or self._bad:
+            return True
         return len(self._bias_ids) > 0 or num_output < self._min_tokens or self._counts is not None
 
     def append(self, token: int) -> None:
-        """Count a generated token for the penalties."""
+        """Note a generated token, for penalties and bad words."""
+        if self._bad:
+            self._output.append(token)
         if self._counts is not None:
             self._counts.append(token)
 
     def apply(self, row: NDArray[np.float32], num_output: int) -> None:
         """Change ``row`` (float32 [V]) in place, for the token that follows ``num_output`` output tokens."""
+        if self._allowed is not None:
+            kept = row[self._allowed]
+            row[:] = -np.inf
+            row[self._allowed] = kept
         if len(self._bias_ids):
             row[self._bias_ids] += self._bias_values
         if num_output < self._min_tokens:
             row[self._stop_ids] = -np.inf
         if self._counts is not None:
             self._penalise(row, self._counts)
+        for before, last in self._bad:
+            if not before or self._output[-len(before) :] == before:
+                row[last] = -np.inf
 
     def _penalise(self, row: NDArray[np.float32], counts: TokenCounts) -> None:
         params = self._params

@@ -18,8 +18,11 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 def process(
     logits: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], stop_ids: Sequence[int]
 ) -> Tensor:
-    """Bias, minimum length and penalties applied to raw ``logits`` [V]; returns float64 [V]."""
+    """Allowed tokens, bias, minimum length, penalties and bad words, applied to raw ``logits`` [V]: float64 [V]."""
     row = logits.double().clone()
+    if params.allowed_token_ids is not None:
+        for token in set(range(len(row))) - set(params.allowed_token_ids):
+            row[token] = -math.inf
     for token, bias in (params.logit_bias or {}).items():
         row[token] += bias
     if len(output) < params.min_tokens:
@@ -32,6 +35,9 @@ def process(
         value -= params.frequency_penalty * counts[token]
         value -= params.presence_penalty * (counts[token] > 0)
         row[token] = min(value, _FLOAT32_MAX)
+    for ids in params.bad_words_token_ids or ():
+        if [*output, ids[-1]][-len(ids) :] == list(ids):
+            row[ids[-1]] = -math.inf
     return row
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark, Timeline
-from firsttoken.frontend.prompts import cut_to_last
+from firsttoken.frontend.bad_words import spelt
+from firsttoken.frontend.prompts import cut_as_asked
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call, unique_id
 from firsttoken.server.cost import allow
@@ -119,6 +120,7 @@ class CompletionRoute:
         self._state.check_model(request.model)
         check_stream_options(request)
         params = completion_params(request, llm.generation_config)
+        params = await spelt(params, llm.tokenizer)
         params.check_vocabulary(llm.info.vocab_size)
         call.take_id(request.request_id)
         terms, tier = agree(request, call.caller, call.timeline.times[0])
@@ -165,14 +167,14 @@ class CompletionRoute:
     async def _encode_all(
         self, prompts: list[Prompt], names: list[str], special: bool, salt: str, params: SamplingParams
     ) -> list[array[int]]:
-        batch, keep = len(prompts), params.truncate_prompt_tokens
+        batch, cut = len(prompts), params.truncate_prompt_tokens is not None
         work = [
-            self._encode(prompt, name, special, batch, salt, cut=keep is not None)
+            self._encode(prompt, name, special, batch, salt, cut=cut)
             for prompt, name in zip(prompts, names, strict=True)
         ]
         encoded = [await work[0]] if batch == 1 else await asyncio.gather(*work)  # a single one needs no task
         context = self._state.llm.info.max_model_len
-        return [cut_to_last(ids, keep, context, params.max_tokens) for ids in encoded]
+        return [cut_as_asked(ids, params, context) for ids in encoded]
 
     async def _encode(
         self, prompt: Prompt, name: str, special: bool, batch: int, salt: str, *, cut: bool

@@ -14,7 +14,8 @@ from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms
 from firsttoken.core.timeline import Mark
-from firsttoken.frontend.prompts import cut_to_last
+from firsttoken.frontend.bad_words import spelt
+from firsttoken.frontend.prompts import cut_as_asked
 from firsttoken.server.call import Call
 from firsttoken.server.cost import allow
 from firsttoken.server.errors import bad_request
@@ -115,8 +116,7 @@ async def render(state: AppState, ask: Ask) -> RenderedPrompt:
         cache_salt=ask.terms.salt,
         **ask.template_kwargs,
     )
-    params, context = ask.params, state.llm.info.max_model_len
-    ids = cut_to_last(rendered.ids, params.truncate_prompt_tokens, context, params.max_tokens)
+    ids = cut_as_asked(rendered.ids, ask.params, state.llm.info.max_model_len)
     return rendered if ids is rendered.ids else replace(rendered, ids=ids)
 
 
@@ -134,10 +134,11 @@ async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversati
     thinks = formats.thinks(rendered.text, begun)
     readers = AnswerReaders.of(formats, ask.params, tools, llm.tokenizer, thinks)
     allow(state, call, [rendered.ids], ask.params, param=ask.param)
+    params = await spelt(ask.params, llm.tokenizer)
     try:
         generation = llm.open(
             rendered.ids,
-            ask.params,
+            params,
             request_id=call.request_id,
             timeline=call.timeline,
             terms=ask.terms,

@@ -45,7 +45,7 @@ def check_cost(limit: int, prompt_tokens: int, prompts: int, output_tokens: int,
     answers = params.n * prompts
     kept = 0 if params.logprobs is None else 1 + params.logprobs
     told = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
-    lists = len(params.logit_bias or ()) + len(params.stop_token_ids or ())
+    lists = len(params.logit_bias or ()) + len(params.stop_token_ids or ()) + len(params.allowed_token_ids or ())
     parts = {
         "max_tokens": output_tokens,
         "prompt": params.n * prompt_tokens,

@@ -94,9 +94,15 @@ def _params(
             f"best_of must be n ({params.n}): no more answers are made than are told, got {best}", "best_of"
         )
     keep = whole("truncate_prompt_tokens", request.truncate_prompt_tokens)
-    if told is None and keep is None:
+    allowed, bad = request.allowed_token_ids, request.bad_words
+    if told is None and keep is None and allowed is None and not bad:
         return params
-    return params.replace(prompt_logprobs=told, truncate_prompt_tokens=keep)
+    return params.replace(
+        prompt_logprobs=told,
+        truncate_prompt_tokens=keep,
+        allowed_token_ids=_ids("allowed_token_ids", allowed),
+        bad_words=bad or None,
+    )
 
 
 _LISTS = 3
@@ -138,7 +144,7 @@ def _build(
         repetition_penalty=_first(repetition, defaults.repetition_penalty, 1.0),
         seed=whole("seed", seed),
         stop=stop,
-        stop_token_ids=_stop_ids(stop_ids),
+        stop_token_ids=_ids("stop_token_ids", stop_ids),
         include_stop_str_in_output=bool(include_stop),
         ignore_eos=bool(ignore_eos),
         max_tokens=max_tokens,
@@ -149,8 +155,8 @@ def _build(
     )
 
 
-def _stop_ids(ids: list[Number] | None) -> list[int] | None:
-    return None if ids is None else [whole("stop_token_ids", token) or 0 for token in ids]
+def _ids(name: str, ids: list[Number] | None) -> list[int] | None:
+    return None if ids is None else [whole(name, token) or 0 for token in ids]
 
 
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:

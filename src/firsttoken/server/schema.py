@@ -88,6 +88,8 @@ class GenerationRequest(TermsRequest, frozen=True, kw_only=True, forbid_unknown_
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    allowed_token_ids: list[Number] | None = None
+    bad_words: list[str] | None = None
     prompt_logprobs: Number | None = None
     truncate_prompt_tokens: Number | None = None
     best_of: Number | None = None
@@ -97,8 +99,6 @@ class GenerationRequest(TermsRequest, frozen=True, kw_only=True, forbid_unknown_
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     # known, not implemented: see refusals.py
-    allowed_token_ids: Any = None
-    bad_words: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
     guided_json: Any = None

@@ -26,6 +26,7 @@ MIN_TOKENS = 11
 NUM_LOGPROBS = 12
 NUM_BIAS = 13
 NUM_STOPS = 14
+NUM_BAD = 15  # sequences of tokens that must not come to their ends
 WORDS = 16
 
 # Bits of the word FLAGS.
@@ -36,6 +37,8 @@ HAS_BIAS = 8
 HAS_MIN_TOKENS = 16
 HAS_PENALTIES = 32
 HAS_LOGPROBS = 64
+HAS_ALLOWED = 256
+HAS_BAD = 512
 
 # Error codes of a row.
 OK = 0
@@ -173,7 +176,9 @@ class Step:
     ``positions[i]`` of its request (both int32 [R]; a negative one marks padding, which is passed over). ``table``
     int32 [slots, L] holds the requests' tokens and receives the chosen ones. ``state`` float64 [slots, WORDS];
     ``edit_ids`` int32 and ``edit_values`` float32 [slots, C] hold each slot's bias, followed by the ids that its
-    minimum length forbids. ``values`` and ``indices`` float32 and int32 [R, P] are maxima of consecutive pieces of the
+    minimum length forbids, ``allowed`` int32 [slots, ceil(V / 32)] a bit for each token that it may choose, ``bad``
+    int32 [slots, B] its bad sequences: where each begins in the row, where the last ends, and their tokens. ``values``
+    and ``indices`` float32 and int32 [R, P] are maxima of consecutive pieces of the
     row (NaN above all, the lowest index at ties) as the head leaves them, or those of ``scratch``.
     """
 
@@ -188,6 +193,8 @@ class Step:
     out: Outputs
     edit_ids: Tensor | None = None
     edit_values: Tensor | None = None
+    allowed: Tensor | None = None
+    bad: Tensor | None = None
     rich: RichScratch | None = None
     pdl: bool = False
 

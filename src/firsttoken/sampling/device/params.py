@@ -23,7 +23,7 @@ class Needs(IntFlag):
     NOTHING = 0
     RANDOM = 1
     SEARCH = 2  # top_k or top_p
-    EDITS = 4  # bias, minimum length, penalties
+    EDITS = 4  # bias, minimum length, penalties, tokens that are allowed or not
     LOGPROBS = 8
 
 
@@ -39,7 +39,10 @@ KIND_NEEDS: dict[Kind, Needs] = {
 _NEEDED_BY = (
     (words.RANDOM, Needs.RANDOM.value),
     (words.HAS_TOP_K | words.HAS_TOP_P, Needs.SEARCH.value),
-    (words.HAS_BIAS | words.HAS_MIN_TOKENS | words.HAS_PENALTIES, Needs.EDITS.value),
+    (
+        words.HAS_BIAS | words.HAS_MIN_TOKENS | words.HAS_PENALTIES | words.HAS_ALLOWED | words.HAS_BAD,
+        Needs.EDITS.value,
+    ),
     (words.HAS_LOGPROBS, Needs.LOGPROBS.value),
 )
 
@@ -74,6 +77,7 @@ def state_row(
     row[words.NUM_LOGPROBS] = params.logprobs or 0
     row[words.NUM_BIAS] = len(params.logit_bias or ())
     row[words.NUM_STOPS] = num_stops
+    row[words.NUM_BAD] = len(params.bad_words_token_ids or ())
     return np.array(row, dtype=np.float64)
 
 
@@ -86,5 +90,7 @@ def _flags(params: SamplingParams, vocab_size: int, *, has_stops: bool) -> int:
     flags |= words.HAS_BIAS if params.logit_bias else 0
     flags |= words.HAS_MIN_TOKENS if params.min_tokens > 0 and has_stops else 0
     flags |= words.HAS_PENALTIES if params.has_penalties else 0
+    flags |= words.HAS_ALLOWED if params.allowed_token_ids is not None else 0
+    flags |= words.HAS_BAD if params.bad_words_token_ids else 0
     flags |= words.HAS_LOGPROBS if params.logprobs is not None else 0
     return flags

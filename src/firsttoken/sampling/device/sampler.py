@@ -8,6 +8,7 @@ Both are exact, and the same request draws different tokens on the two.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from firsttoken.kernels.sample import state as words
 from firsttoken.kernels.sample.state import Outputs, RichScratch, Scratch, Step
 from firsttoken.kernels.sample.triton import draw, finish, partials
 from firsttoken.kernels.sample.triton_edits import edit
+from firsttoken.kernels.sample.triton_forbid import forbid
 from firsttoken.kernels.sample.triton_logprobs import logprobs
 from firsttoken.kernels.sample.triton_search import search
 from firsttoken.sampling.device.params import Needs, needs_of, state_row
@@ -49,6 +51,8 @@ class DeviceSampler:
         self._rich: RichScratch | None = None
         self._edit_ids = torch.zeros((slots, _FIRST_CAPACITY), dtype=torch.int32, device=device)
         self._edit_values = torch.zeros((slots, _FIRST_CAPACITY), dtype=torch.float32, device=device)
+        self._allowed: Tensor | None = None  # with the rich scratch
+        self._bad = torch.zeros((slots, _FIRST_CAPACITY), dtype=torch.int32, device=device)
         self._needs = [0] * slots
         self._num_logprobs: list[int | None] = [None] * slots
 
@@ -97,6 +101,10 @@ class DeviceSampler:
         if self._needs[slot] & _EDITS:
             self._check_tokens(slot, tokens)
             self._set_list(slot, params.logit_bias or {}, self._stops(params, stop_ids))
+            self._set_bad(slot, params.bad_words_token_ids or ())
+            if params.allowed_token_ids is not None:
+                self.make_room()
+                self._set_allowed(slot, params.allowed_token_ids)
         if not self.is_plain(slot):
             self.make_room()
 
@@ -124,6 +132,8 @@ class DeviceSampler:
         """Allocate what edits and log-probabilities need, 8 bytes a row and token; `equip` does when it must."""
         if self._rich is None:
             self._rich = RichScratch.allocate(self.rows, self.vocab_size, self.device)
+            shape = self._state.shape[0], -(-self.vocab_size // 32)
+            self._allowed = torch.zeros(shape, dtype=torch.int32, device=self.device)
 
     def sample(
         self,
@@ -157,6 +167,7 @@ class DeviceSampler:
         finish(step, check_edited=edits)
         if edits:
             edit(step)
+            forbid(step)
             partials(step, edited=True)
             finish(step, edited=True)
         if needs & Needs.SEARCH:
@@ -201,6 +212,8 @@ class DeviceSampler:
             out=outputs,
             edit_ids=self._edit_ids,
             edit_values=self._edit_values,
+            allowed=self._allowed,
+            bad=self._bad,
             rich=self._rich,
             pdl=pdl,
         )
@@ -220,6 +233,24 @@ class DeviceSampler:
             self._grow(len(ids))
         self._send(torch.tensor(ids, dtype=torch.int32), self._edit_ids[slot, : len(ids)])
         self._send(torch.tensor(list(bias.values()), dtype=torch.float32), self._edit_values[slot, : len(bias)])
+
+    def _set_allowed(self, slot: int, allowed: Sequence[int]) -> None:
+        assert self._allowed is not None
+        bits = np.zeros(32 * self._allowed.shape[1], dtype=np.bool_)
+        bits[list(allowed)] = True
+        self._send(torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32)), self._allowed[slot])
+
+    def _set_bad(self, slot: int, sequences: Sequence[Sequence[int]]) -> None:
+        """Where each begins, where the last ends, and their tokens."""
+        if not sequences:
+            return
+        ends = list(accumulate(map(len, sequences), initial=len(sequences) + 1))
+        listed = [*ends, *(token for ids in sequences for token in ids)]
+        if len(listed) > self._bad.shape[1]:
+            old = self._bad
+            self._bad = old.new_zeros((old.shape[0], 1 << (len(listed) - 1).bit_length()))
+            self._bad[:, : old.shape[1]] = old
+        self._send(torch.tensor(listed, dtype=torch.int32), self._bad[slot, : len(listed)])
 
     def _grow(self, needed: int) -> None:
         """Longer lists for every slot. Steps in flight keep the old ones: the allocator gives them back in order."""

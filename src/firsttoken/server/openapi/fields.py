@@ -13,7 +13,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from firsttoken.core.cache_hint import MAX_TTL_S, TOOL_RESULT
-from firsttoken.core.sampling_params import MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_STOPS
+from firsttoken.core.sampling_params import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_SEED,
+    MAX_STOPS,
+)
 from firsttoken.core.service import CLASS_NAMES, MAX_DEADLINE_MS
 from firsttoken.server.call import MAX_ID_CHARS
 from firsttoken.server.decode import MAX_TOKEN_ID
@@ -204,6 +211,12 @@ FIELDS = {
     ),
     "cache_salt": _field(
         "Only requests with the same one share cached prompts.", minLength=1, maxLength=MAX_SALT_CHARS
+    ),
+    "allowed_token_ids": _field("Only these tokens can be chosen.", minItems=1),
+    "bad_words": _field(
+        "Texts that the answer must not hold.",
+        maxItems=MAX_BAD_WORDS,
+        items={"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS, "pattern": "\\S"},
     ),
     "return_tokens_as_token_ids": _field("Log-probabilities name tokens `token_id:N`."),
     "prompt_logprobs": _range(
