@@ -116,7 +116,7 @@ class ChatTemplate:
         }
         text = self._run(values, budget, twins)
         if end is not None:
-            text = _up_to(text, end)
+            text = _up_to(text, end if twins is None else twins.seen(end))
         return Rendered(text) if twins is None or controls is None else Rendered.of(text, twins, controls)
 
     def _run(self, values: dict[str, Any], budget: Budget, twins: Twins | None) -> str:

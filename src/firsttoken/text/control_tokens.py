@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
 
-import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
@@ -68,6 +67,7 @@ class ControlTokens:
         )
         self._written = "".join(writes)
         self._blind: Backend | None = None
+        self._given: dict[int, int] = {}  # ids of added tokens where the blind tokenizer has others
         self._anchor = f"\U000f0000{secrets.token_hex(8)}\U000f0000"
         self._lock = Lock()
 
@@ -102,7 +102,7 @@ class ControlTokens:
 
     def encode(self, text: str, spans: Sequence[Span] = ()) -> array[int]:
         """Token ids of ``text``, with control tokens at ``spans`` (see `spans`) and nowhere else; nothing is added to
-        it. The first call builds a tokenizer, which takes some hundred milliseconds. Raises `InvalidRequest` for a
+        it. Raises `InvalidRequest` for a
         text that this tokenizer cannot tell from a control token."""
         stretches, controls = self._cut(text, spans)
         found = self._encode_plain(stretches)
@@ -158,22 +158,43 @@ class ControlTokens:
         """Those after ``first`` as if a token stood before them: some tokenizers ask whether a text begins there."""
         blind = self._blind_backend()
         given = [text if number == first or not text else self._anchor + text for number, text in enumerate(texts)]
-        found = [array("I", one.ids) for one in blind.encode_batch_fast(given, add_special_tokens=False)]
+        encoded = blind.encode_batch_fast(given, add_special_tokens=False)
+        own = self._given
+        found = [array("I", [own.get(one, one) for one in each.ids] if own else each.ids) for each in encoded]
         return [ids if number == first else ids[1:] for number, ids in enumerate(found)]
 
     def _blind_backend(self) -> Backend:
+        """The same tokenizer, which finds no control token in a text. It shares the model, so it is made at once: a copy
+        by way of JSON would keep the interpreter to itself for half a second."""
         with self._lock:
             if self._blind is None:
-                parts = msgspec.json.decode(self._source.to_str(), type=dict[str, msgspec.Raw])
-                added = msgspec.json.decode(parts["added_tokens"])
-                for token in added:
-                    token["special"] = token["content"] in self._tokens
-                parts["added_tokens"] = msgspec.Raw(msgspec.json.encode(added))
-                blind = Backend.from_str(msgspec.json.encode(parts).decode("utf-8"))
+                source, blind = self._source, Backend(self._source.model)
+                if source.normalizer is not None:
+                    blind.normalizer = source.normalizer
+                if source.pre_tokenizer is not None:
+                    blind.pre_tokenizer = source.pre_tokenizer
+                added = sorted(source.get_added_tokens_decoder().items())
+                blind.add_tokens([_marked(token, special=token.content in self._tokens) for _, token in added])
                 blind.add_tokens([AddedToken(self._anchor, special=False, normalized=False)])
                 blind.encode_special_tokens = True
+                self._given = {
+                    found: index
+                    for index, token in added
+                    if (found := blind.token_to_id(token.content)) is not None and found != index
+                }
                 self._blind = blind
             return self._blind
+
+
+def _marked(token: AddedToken, *, special: bool) -> AddedToken:
+    return AddedToken(
+        token.content,
+        special=special,
+        normalized=token.normalized,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        single_word=token.single_word,
+    )
 
 
 class Twins:

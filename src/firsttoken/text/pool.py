@@ -109,9 +109,7 @@ class TextPool:
                 ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
             return RenderedPrompt(text, ids, started, now_ns())
 
-        # The tokenizer that is blind to control tokens is built when first needed, which takes its time.
-        quick = parse_special or (len(text) < SHORT and self._controls.harmless(text))
-        if quick and self._pace is not None and batch * self._pace.of_text(text, INLINE_NS) <= INLINE_NS:
+        if self._pace is not None and batch * self._pace.of_text(text, INLINE_NS) <= INLINE_NS:
             return work()
         return await self._run(len(text), work)
 
@@ -164,9 +162,11 @@ class TextPool:
         ):
             return await self._run(size, lambda: encode(*render()))
         rendered, templated = render()
+        if soon:
+            return encode(rendered, templated)
         if rendered.guarded is not None:
             return await self._run(size, lambda: encode(rendered, templated))
-        return encode(rendered, templated) if soon else await self._look_up(size, rendered.text, templated, salt)
+        return await self._look_up(size, rendered.text, templated, salt)
 
     def _encode(self, rendered: Rendered, salt: str) -> array[int]:
         if rendered.guarded is None:

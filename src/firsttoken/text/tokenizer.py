@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import msgspec
@@ -54,8 +53,6 @@ class Tokenizer:
 
     def __init__(self, backend: Backend, decoder: dict[str, Any] | None, spec: TokenizerSpec, add_bos: bool) -> None:
         self._backend = backend
-        self._plain: Backend | None = None
-        self._plain_lock = Lock()
         backend.no_truncation()
         backend.no_padding()
         _mark_special(backend, spec.special_tokens)
@@ -102,14 +99,16 @@ class Tokenizer:
         begins with it. With ``parse_special=False`` text that looks like a control token stays text. Raises
         `InvalidRequest` when ``text`` is not valid Unicode.
         """
-        backend = self._backend if parse_special else self._plain_backend()
         try:
-            # The batch call is the one that releases the GIL.
-            ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            if parse_special:
+                # The batch call is the one that releases the GIL.
+                ids = array("I", self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+            else:
+                ids = self._controls.encode(text)
         except TypeError:
             check_unicode(text, param="prompt")
             raise
-        return self.with_affixes(array("I", ids)) if add_special_tokens else array("I", ids)
+        return self.with_affixes(ids) if add_special_tokens else ids
 
     def encode_each(self, texts: Sequence[str]) -> list[array[int]]:
         """Token ids of each text by itself, with nothing added, in one call of the library. Raises `InvalidRequest`
@@ -150,14 +149,9 @@ class Tokenizer:
         """Those that a chat template which ``writes`` these texts can make, and nobody else may."""
         return ControlTokens(self._backend, writes)
 
-    def _plain_backend(self) -> Backend:
-        """The same tokenizer, blind to control tokens; built when first needed."""
-        with self._plain_lock:
-            if self._plain is None:
-                plain = Backend.from_str(self._backend.to_str())
-                plain.encode_special_tokens = True
-                self._plain = plain
-            return self._plain
+    @cached_property
+    def _controls(self) -> ControlTokens:
+        return self.control_tokens()
 
     # ------------------------------------------------------------------ decode
 
