@@ -24,7 +24,7 @@ from threading import Lock
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.errors import CheckpointError, InvalidRequest
 
 Span = tuple[int, int]
 
@@ -67,7 +67,6 @@ class ControlTokens:
         )
         self._written = "".join(writes)
         self._blind: Backend | None = None
-        self._given: dict[int, int] = {}  # ids of added tokens where the blind tokenizer has others
         self._anchor = f"\U000f0000{secrets.token_hex(8)}\U000f0000"
         self._lock = Lock()
 
@@ -158,14 +157,12 @@ class ControlTokens:
         """Those after ``first`` as if a token stood before them: some tokenizers ask whether a text begins there."""
         blind = self._blind_backend()
         given = [text if number == first or not text else self._anchor + text for number, text in enumerate(texts)]
-        encoded = blind.encode_batch_fast(given, add_special_tokens=False)
-        own = self._given
-        found = [array("I", [own.get(one, one) for one in each.ids] if own else each.ids) for each in encoded]
+        found = [array("I", one.ids) for one in blind.encode_batch_fast(given, add_special_tokens=False)]
         return [ids if number == first else ids[1:] for number, ids in enumerate(found)]
 
     def _blind_backend(self) -> Backend:
-        """The same tokenizer, which finds no control token in a text. It shares the model, so it is made at once: a copy
-        by way of JSON would keep the interpreter to itself for half a second."""
+        """The same tokenizer, which finds no control token in a text. It shares the model, so it is made at once: a
+        copy by way of JSON would keep the interpreter to itself for half a second."""
         with self._lock:
             if self._blind is None:
                 source, blind = self._source, Backend(self._source.model)
@@ -177,11 +174,11 @@ class ControlTokens:
                 blind.add_tokens([_marked(token, special=token.content in self._tokens) for _, token in added])
                 blind.add_tokens([AddedToken(self._anchor, special=False, normalized=False)])
                 blind.encode_special_tokens = True
-                self._given = {
-                    found: index
-                    for index, token in added
-                    if (found := blind.token_to_id(token.content)) is not None and found != index
-                }
+                for index, token in added:
+                    if blind.token_to_id(token.content) != index:
+                        raise CheckpointError(
+                            f"token {token.content!r} would get another id than {index} when it is added again"
+                        )
                 self._blind = blind
             return self._blind
 
