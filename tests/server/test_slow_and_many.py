@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
 import ssl
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import pytest
 
-from firsttoken.server import call, connections, run
+from firsttoken.server import call, connections, listener, run
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.connections import Connections, make_room
 from firsttoken.server.protocol import MAX_HEADERS
+from tests.server.conftest import forever
 from tests.server.test_connections import Connection, post
 
 
@@ -115,6 +117,29 @@ async def test_connections_are_counted(connect, kind: str, limit, named: str) ->
                 await fourth.send(post())
                 if (reply := await fourth.reply()) is not None and reply[0] == 200:
                     break
+
+
+async def test_who_never_reads_his_stream_frees_what_it_holds(make_client, monkeypatch) -> None:
+    monkeypatch.setattr(listener, "UNREAD_S", 1)
+    ask = post(b'{"prompt":"hi","max_tokens":4000,"n":30,"stream":true,"logprobs":5}')
+    config = ServerConfig(port=0)
+    async with make_client(forever) as client:
+        with closing(listener.bind(config)) as listening, socket.socket() as caller:
+            server = run._Uvicorn(run._uvicorn_config(client.app))
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            while not server.started:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await asyncio.to_thread(caller.connect, listening.getsockname())
+            caller.send(ask)
+            async with asyncio.timeout(10):
+                while not client.llm.stats.aborted:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await client.quiet()
+            assert client.llm.stats.aborted == 30
+            assert len(client.app.live) == 0
+            server.should_exit = True
+            await serving
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(monkeypatch, caplog) -> None:

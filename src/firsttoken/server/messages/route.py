@@ -77,7 +77,7 @@ class MessagesRoute:
         self._decoder = RequestDecoder(MessagesRequest, _ELSEWHERE)
 
     async def __call__(self, call: Call) -> None:
-        body = await call.body(self._state.config.max_body_bytes)
+        body = await call.body(self._state.body_limit)
         with advised(_TYPES):
             request, turns = await off_loop(len(body), self._decode, body)
         with renamed(names(request)):
@@ -143,7 +143,7 @@ class CountTokensRoute:
         self._decoder = RequestDecoder(CountTokensRequest)
 
     async def __call__(self, call: Call) -> None:
-        body = await call.body(self._state.config.max_body_bytes)
+        body = await call.body(self._state.body_limit)
         with advised(_TYPES):
             request, turns = await off_loop(len(body), self._decode, body)
         with renamed(names(request)):

@@ -30,11 +30,11 @@ class EmbeddingRoute:
 
     def __init__(self, state: AppState) -> None:
         self._state = state
-        self._decoder = RequestDecoder(EmbeddingRequest, ELSEWHERE)
+        self._decoder = RequestDecoder(EmbeddingRequest, ELSEWHERE, ids="input")
 
     async def __call__(self, call: Call) -> None:
         state, llm = self._state, self._state.llm
-        body = await call.body(state.config.max_body_bytes)
+        body = await call.body(state.body_limit)
         request, inputs = await off_loop(len(body), self._decode, body)
         state.check_open()
         state.check_model(request.model)

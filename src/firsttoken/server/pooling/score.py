@@ -59,7 +59,7 @@ class ScoreRoute(_Scoring):
         self._decoder = RequestDecoder(ScoreRequest)
 
     async def __call__(self, call: Call) -> None:
-        body = await call.body(self._state.config.max_body_bytes)
+        body = await call.body(self._state.body_limit)
         request, left, right = await off_loop(len(body), self._decode, body)
         call.response_id = unique_id("score")
         scores, tokens = await self._scores(call, request, left, right, ("text_1", "text_2"))
@@ -93,7 +93,7 @@ class RerankRoute(_Scoring):
         self._decoder = RequestDecoder(RerankRequest)
 
     async def __call__(self, call: Call) -> None:
-        body = await call.body(self._state.config.max_body_bytes)
+        body = await call.body(self._state.body_limit)
         request, query, documents = await off_loop(len(body), self._decode, body)
         top = whole("top_n", request.top_n) or len(documents)
         if top < 0:
