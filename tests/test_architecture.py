@@ -22,6 +22,7 @@ TORCH_FREE = (
     "core",
     "diagnose",
     "frontend",
+    "grammar",
     "kvcache",
     "observability",
     "scheduler",

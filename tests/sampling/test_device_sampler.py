@@ -319,3 +319,23 @@ def test_no_rows_is_no_work():
     out, table = bench.sample(torch.zeros(0, 30), [], needs=KIND_NEEDS["random"])
     assert torch.equal(table, bench.table)
     assert bench.read(out, []) == []
+
+
+def test_a_masked_row_chooses_among_what_its_mask_allows():
+    """A mask outranks a bias; the neighbour has none, and its words are not read."""
+    vocab = 70
+    params = [SamplingParams(temperature=0, logit_bias={5: -100.0, 69: -100.0}, logprobs=2), GREEDY]
+    bench = Bench(vocab, params)
+    row = bench.sampler.take(0, params[0], 100, PROMPT, (5,), masked=True)
+    bench.sampler.words[0] = torch.from_numpy(row).view(torch.int32)
+    bench.sampler.equip(0, params[0], bench.table[0, :KNOWN].numpy())
+    logits = torch.randn(2, vocab, generator=torch.Generator().manual_seed(4))
+    masks = np.zeros((2, 3), dtype=np.int32)
+    masks[0, 0], masks[0, 2] = 1 << 5, 1 << 5  # tokens 5 and 69
+    bench.sampler.set_masks(masks)
+    out, _ = bench.sample(logits, [0, 1])
+    likelier = 5 if logits[0, 5] > logits[0, 69] else 69
+    assert out.tokens.tolist() == [likelier, int(logits[1].argmax())]
+    bench.sampler.set_masks(np.zeros_like(masks))
+    out, _ = bench.sample(logits, [0, 1])
+    assert [sample.error for sample in bench.read(out, [0, 1])] == [ALL_MASKED, None]

@@ -113,3 +113,10 @@ class DeadlineExceeded(FirstTokenError):
 
     outcome = "expired"
     code: str = "deadline_exceeded"
+
+
+class ConstraintFailed(FirstTokenError):
+    """What limits an answer's tokens lets it not go on; the answer ends with this error, and no other does."""
+
+    outcome = "failed"
+    code = "grammar_failed"

@@ -20,7 +20,8 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True):
 
     ``tokens`` are all its known tokens (uint32, little-endian), the first ``num_prompt`` of them the prompt;
     ``blocks`` are the KV blocks it holds at this point, in order, the leading ones possibly filled already. With
-    ``pooling`` the row's only sample is a vector of its prompt, and no token.
+    ``pooling`` the row's only sample is a vector of its prompt, and no token. It may have ``max_tokens`` of
+    output in all.
     """
 
     slot: int
@@ -32,6 +33,7 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True):
     blocks: list[int]
     stop_ids: tuple[int, ...] = ()
     pooling: PoolingKind | None = None
+    max_tokens: int = 2**31 - 1
 
 
 class RowBlocks(msgspec.Struct, frozen=True, array_like=True):

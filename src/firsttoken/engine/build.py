@@ -27,6 +27,7 @@ from firsttoken.engine.start_account import StartAccount
 from firsttoken.engine.tiers import attach_tiers, kv_name
 from firsttoken.executor.interface import Executor
 from firsttoken.executor.memory import peak_memory
+from firsttoken.grammar.grammars import Grammars
 from firsttoken.kvcache import KVCache
 from firsttoken.kvcache.eviction import make_policy
 from firsttoken.scheduler.admission import Admission
@@ -72,7 +73,9 @@ def build_engine(
     if checked is not None:
         account.close("self_check")
         log.info("self-check: %s", describe_check(checked))
-    loop = assemble(config, checkpoint.fingerprint, executor, channel, args.targets)
+    grammars = Grammars.of(checkpoint)
+    executor.hold_to(grammars)
+    loop = assemble(config, checkpoint.fingerprint, executor, channel, args.targets, grammars)
     if own_process:
         # What lives now lives to the end: the collector need not walk it again in the middle of a step. Before the
         # first request can come, which would wait for it.
@@ -87,7 +90,12 @@ def build_engine(
 
 
 def assemble(
-    config: EngineConfig, fingerprint: str, executor: Executor, channel: EngineEnd, targets: Targets = DEFAULT_TARGETS
+    config: EngineConfig,
+    fingerprint: str,
+    executor: Executor,
+    channel: EngineEnd,
+    targets: Targets = DEFAULT_TARGETS,
+    grammars: Grammars | None = None,
 ) -> EngineLoop:
     """Scheduler, KV cache and loop around an executor."""
     name = kv_name(config, fingerprint)
@@ -119,6 +127,7 @@ def assemble(
         step_time=config.step_time,
         host=config.host,
         peak_memory=partial(peak_memory, config.executor.device),
+        grammars=grammars,
     )
 
 

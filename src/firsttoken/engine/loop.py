@@ -13,17 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S, now_ns
-from firsttoken.core.errors import DeadlineExceeded
+from firsttoken.core.errors import DeadlineExceeded, InvalidRequest
 from firsttoken.core.request import EngineRequest, Request
 from firsttoken.core.service import Targets
 from firsttoken.engine.class_gauges import ClassGauges
 from firsttoken.engine.deltas import first_delta, last_delta, too_late
 from firsttoken.engine.foresight import Foresight
+from firsttoken.engine.grammar_gate import GrammarGate
 from firsttoken.engine.host_clock import HostClock
 from firsttoken.engine.kv_gauges import KVGauges
 from firsttoken.engine.step_gauges import StepGauges
 from firsttoken.engine.step_recorder import StepRecorder
 from firsttoken.executor.interface import Executor, StepHandle
+from firsttoken.grammar.grammars import Grammars
 from firsttoken.kvcache import KVCache
 from firsttoken.observability.ledger import StepLedger
 from firsttoken.scheduler.admission import Admission, Refusal
@@ -49,7 +51,7 @@ log = logging.getLogger(__name__)
 
 # How often an idle engine says that it lives.
 HEARTBEAT_S = 0.5
-# How often an idle engine looks whether copies of KV to lower tiers have arrived.
+# How often an idle engine looks whether copies of KV to lower tiers have arrived, and grammars are compiled.
 COPY_POLL_S = 0.001
 # Totals and gauges that go with a step's tokens may be so old, unless a request has ended: with fast steps, to make
 # them costs as much as to send the tokens.
@@ -95,12 +97,15 @@ class EngineLoop:
         admission: Admission | None = None,
         host: HostClock | None = None,
         peak_memory: Callable[[], int] = lambda: 0,
+        grammars: Grammars | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._kv = kv
         self._tiers = kv.tiers
         self._executor = executor
         self._channel = channel
+        self._grammars = grammars
+        self._gate = GrammarGate(grammars)
         self._depth = in_flight
         self._admission = admission or Admission(Targets(), scheduler.config.max_num_seqs)
         self._backlog = self._admission.backlog
@@ -160,6 +165,8 @@ class EngineLoop:
             finally:
                 if self._tiers is not None:
                     self._tiers.close()
+                if self._grammars is not None:
+                    self._grammars.close()
                 self._recorder.stop()
                 self._channel.close()
 
@@ -172,6 +179,8 @@ class EngineLoop:
         """One turn: never longer than one step, or one heartbeat when idle."""
         for message in self._channel.receive(self._wait_s()):
             self._obey(message)
+        if self._gate:
+            self._let_in_those_released()
         if self._tiers is not None and self._tiers.busy:
             self._tiers.advance()
         if self._launch() and self._flying:
@@ -193,7 +202,7 @@ class EngineLoop:
             if self._executor.idle():
                 self._looked_before_ns, self._looked_ns = self._looked_ns, now_ns()  # that may have taken long
                 return 0
-            return COPY_POLL_S if self._tiers is not None and self._tiers.busy else HEARTBEAT_S
+            return COPY_POLL_S if self._gate or (self._tiers is not None and self._tiers.busy) else HEARTBEAT_S
         if self._stalled and self._scheduler.wake_ns:
             return min(max(self._scheduler.wake_ns - now_ns(), 0) / NS_PER_S, HEARTBEAT_S)
         return 0
@@ -233,11 +242,30 @@ class EngineLoop:
         request = Request(wire, arrived_ns=self._arrived_ns(wire))
         never = self._scheduler.can_ever_fit(request)
         if never is not None:
-            self._channel.send(Refused(wire.id, never.message, never.param, never.code))
+            self._refuse(wire.id, never)
             return
+        try:
+            if self._gate.keeps(request):
+                return
+        except InvalidRequest as error:
+            self._refuse(wire.id, error)
+            return
+        self._let_in(request)
+
+    def _let_in_those_released(self) -> None:
+        for request, error in self._gate.released():
+            if error is None:
+                self._let_in(request)
+            else:
+                self._refuse(request.request_id, error)
+
+    def _refuse(self, request_id: int, error: InvalidRequest) -> None:
+        self._channel.send(Refused(request_id, error.message, error.param, error.code))
+
+    def _let_in(self, request: Request) -> None:
         refusal = self._admission.decide(request)
         if refusal is not None:
-            self._channel.send(_turned_away(wire.id, refusal))
+            self._channel.send(_turned_away(request.request_id, refusal))
             return
         self._scheduler.add(request)
 
@@ -248,6 +276,11 @@ class EngineLoop:
         return max(handed_ns, self._looked_before_ns) if handed_ns < self._looked_ns else None
 
     def _abort(self, request_id: int) -> None:
+        waiting = self._gate.drop(request_id)
+        if waiting is not None:
+            self._scheduler.counters.aborted += 1
+            self._tell_end(last_delta(waiting, [], "abort"))
+            return
         request = self._scheduler.abort(request_id)
         if request is not None:
             self._backlog.ended(request)
@@ -372,7 +405,7 @@ class EngineLoop:
             captured_steps=self._captured_steps,
             unprepared=self._executor.unprepared,
             running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
+            waiting=scheduler.num_waiting + len(self._gate),
             kv_total=kv.total,
             kv_used=kv.used,
             kv_cached=kv.cached,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from firsttoken.core.plan import StepPlan, StepResult
+from firsttoken.grammar.grammars import Grammars
 from firsttoken.kvcache.copy import CopyEngine
 from firsttoken.kvcache.host import HostMemory
 
@@ -45,6 +46,10 @@ class Executor(Protocol):
         """What moves KV blocks between the pools ``device``, this executor's KV, and ``host``, which is opened here and
         grows while it ``may_grow`` (`HostMemory.open`). Ask once; `close` closes it, and the host memory is the
         caller's to close after that. Raises `RuntimeError` when asked again."""
+        ...
+
+    def hold_to(self, grammars: Grammars) -> None:
+        """Whose answers rows with a grammar are held to; told before such a row starts."""
         ...
 
     def close(self) -> None:

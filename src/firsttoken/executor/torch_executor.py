@@ -20,6 +20,7 @@ from firsttoken.executor.interface import MAIN_LANE
 from firsttoken.executor.prompt_readers import PromptReaders, Wanted, results
 from firsttoken.executor.rows import DeviceRows
 from firsttoken.executor.threads import ThreadGovernor, read_cpu_times
+from firsttoken.grammar.grammars import Grammars, row_of
 from firsttoken.kernels.paged_attention import AttentionContext, KVPool, Segment
 from firsttoken.kvcache.copy import CopyEngine
 from firsttoken.kvcache.host import HostMemory
@@ -60,6 +61,7 @@ class TorchExecutor:
         )
         self._broken: BaseException | None = None
         self._copies: CopyEngine | None = None
+        self._grammars: Grammars | None = None
         loaded: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._work, args=(make_model, loaded), name="firsttoken-executor", daemon=True
@@ -103,6 +105,9 @@ class TorchExecutor:
             raise RuntimeError("this executor's copies were asked for already")
         self._copies = DeferredCopyEngine(open_copies(self._pool.storage, host, may_grow=may_grow), self._queue.put)
         return self._copies
+
+    def hold_to(self, grammars: Grammars) -> None:
+        self._grammars = grammars
 
     def close(self) -> None:
         if self._copies is not None:
@@ -182,7 +187,15 @@ class TorchExecutor:
             self._rows.start(row)
             self._prompts.start(row)
             known = np.frombuffer(row.tokens, dtype="<u4").astype(np.int64)
-            self._sampler.start(row.slot, row.params, row.seed, torch.from_numpy(known), row.num_prompt, row.stop_ids)
+            self._sampler.start(
+                row.slot,
+                row.params,
+                row.seed,
+                torch.from_numpy(known),
+                row.num_prompt,
+                row.stop_ids,
+                row_of(self._grammars, row),
+            )
         for added in plan.blocks:
             self._rows.add_blocks(added)
 

@@ -109,8 +109,9 @@ class Admission:
         ]
 
     def stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        """The ids that end the text: the model's own unless ``ignore_eos``, and always the caller's."""
-        own = () if params.ignore_eos else self._eos
+        """The ids that end the text: the model's own unless ``ignore_eos``, and always the caller's. A grammar's end
+        is the end in any case: nothing may come after it."""
+        own = () if params.ignore_eos and params.grammar is None else self._eos
         return tuple(dict.fromkeys((*own, *(params.stop_token_ids or ()))))
 
     def _check_prompt(self, prompt: array[int], *, generates: bool) -> int:
@@ -142,6 +143,10 @@ class Admission:
 
     def _check_params(self, params: SamplingParams, room: int) -> None:
         params.check_vocabulary(self._info.vocab_size)
+        if params.grammar is not None and not self._has_tokenizer:
+            raise InvalidRequest(
+                "the model has no tokenizer, so an answer cannot be held to a grammar", param="grammar"
+            )
         if params.min_tokens > room:
             raise InvalidRequest(
                 f"min_tokens ({params.min_tokens}) is more than the {room} tokens that the prompt leaves in the "

@@ -1,7 +1,8 @@
 """The sampler: per-slot state and one call a step that chooses a token for each row.
 
 Order of the pipeline (that of vLLM V1): log-probabilities of the raw logits; guard against non-finite rows;
-logit bias; minimum length; penalties; greedy rows stop here with an argmax; temperature; min_p; top_k, top_p; choice.
+a constraint's mask; logit bias; minimum length; penalties; greedy rows stop here with an argmax; temperature; min_p;
+top_k, top_p; choice. A choice that the constraint refuses is struck out, and another made with the same random number.
 
 All greedy rows without extras share one argmax over the batch. Each other row is worked on alone, by the same
 code whatever the batch holds, so its token is bitwise independent of its neighbours and of its place.
@@ -18,15 +19,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from firsttoken.core.errors import ConstraintFailed
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.random import uniform
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.sampling.choose import choose
+from firsttoken.sampling.constraint import MOST_REFUSALS, Constraint, allowed
 from firsttoken.sampling.logprobs import token_logprobs
 from firsttoken.sampling.processors import RowProcessor
 
 NON_FINITE = "non-finite logits"
 ALL_MASKED = "no token can be chosen: every token of the vocabulary is masked"
+_IMPOSSIBLE = np.float32(-np.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class _Row:
     num_prompt: int
     processor: RowProcessor | None
     plain: bool  # greedy, raw logits, no log-probabilities: the batch's argmax is the whole answer
+    constraint: Constraint | None
 
 
 class Sampler:
@@ -70,14 +75,17 @@ class Sampler:
         tokens: array[int] | Tensor | NDArray[np.integer],
         num_prompt: int,
         stop_ids: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         """A request takes ``slot`` (again, after preemption). ``tokens`` are all its known ones, the prompt first.
 
         ``stop_ids`` are the tokens that ``min_tokens`` forbids; ids outside the vocabulary cannot be sampled and are
-        passed over. Raises `InvalidRequest` for a ``logit_bias`` outside the vocabulary, ValueError for tokens that
-        are.
+        passed over. With a ``constraint`` its mask decides about them. Raises `InvalidRequest` for a ``logit_bias``
+        outside the vocabulary, ValueError for tokens that are.
         """
         processor = None
+        if constraint is not None:
+            stop_ids = ()
         if RowProcessor.needed(params):
             params.check_vocabulary(self.vocab_size)
             known = np.asarray(tokens).astype(np.int64)
@@ -88,8 +96,8 @@ class Sampler:
                 )
             stops = np.array([i for i in stop_ids if 0 <= i < self.vocab_size], dtype=np.int64)
             processor = RowProcessor(params, stops, known[:num_prompt], known[num_prompt:].tolist())
-        plain = params.greedy and params.logprobs is None and processor is None
-        self._rows[slot] = _Row(params, seed, num_prompt, processor, plain)
+        plain = params.greedy and params.logprobs is None and processor is None and constraint is None
+        self._rows[slot] = _Row(params, seed, num_prompt, processor, plain, constraint)
 
     def retire(self, slot: int) -> None:
         """Give the slot back; a slot that is free already is left as it is."""
@@ -124,9 +132,10 @@ class Sampler:
                     raise ValueError(f"slot {slot} was not started: its request must be admitted first")
                 if row.plain or errors[index] is not None:
                     continue
-                token = self._choose(row, values[index], int(best[index]), float(maxima[index]), positions[index])
-                if token < 0:
-                    errors[index], best[index] = ALL_MASKED, 0
+                try:
+                    token = self._choose(row, values[index], int(best[index]), float(maxima[index]), positions[index])
+                except ConstraintFailed as error:
+                    errors[index], best[index] = str(error), 0
                     continue
                 best[index] = token
                 if row.params.logprobs is not None:
@@ -134,17 +143,43 @@ class Sampler:
         return SampleBatch(torch.from_numpy(best).to(self.device), logprobs, errors)
 
     def _choose(self, row: _Row, raw: NDArray[np.float32], best: int, top: float, position: int) -> int:
-        """The token of one row, or -1 when every token is masked."""
-        processor, params = row.processor, row.params
+        """The token of one row. Raises `ConstraintFailed` when every token is masked, or the row's constraint fails."""
+        processor, params, constraint = row.processor, row.params, row.constraint
         logits = raw
         if processor is not None and processor.active(position - row.num_prompt):
             logits = raw.copy()
             processor.apply(logits, position - row.num_prompt)
-            best = int(logits.argmax())
-            top = float(logits[best])
-            if top == -np.inf:
-                return -1
-        token = best if params.greedy else choose(logits, top, params, uniform(row.seed, position))
+            best, top = _largest(logits)
+        if constraint is None:
+            token = best if params.greedy else choose(logits, top, params, uniform(row.seed, position))
+        else:
+            token = self._choose_within(constraint, row, logits, position)
         if processor is not None:
             processor.append(token)
         return token
+
+    def _choose_within(self, constraint: Constraint, row: _Row, logits: NDArray[np.float32], position: int) -> int:
+        masked = np.where(allowed(constraint.mask(), self.vocab_size), logits, _IMPOSSIBLE)
+        best, top = _largest(masked)
+        for _ in range(1 + MOST_REFUSALS):
+            token = best if row.params.greedy else choose(masked, top, row.params, uniform(row.seed, position))
+            if constraint.take(token):
+                return token
+            masked[token] = _IMPOSSIBLE
+            best = int(masked.argmax())
+            top = float(masked[best])
+            if top == _IMPOSSIBLE:
+                break
+        token = constraint.take_way_out()
+        if logits[token] == _IMPOSSIBLE:
+            raise ConstraintFailed(ALL_MASKED)
+        return token
+
+
+def _largest(logits: NDArray[np.float32]) -> tuple[int, float]:
+    """The likeliest token and its logit. Raises `ConstraintFailed` when no token is possible."""
+    best = int(logits.argmax())
+    top = float(logits[best])
+    if top == _IMPOSSIBLE:
+        raise ConstraintFailed(ALL_MASKED)
+    return best, top

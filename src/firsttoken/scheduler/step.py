@@ -71,6 +71,7 @@ class StepBuilder:
                 blocks=blocks,
                 stop_ids=tuple(sorted(request.stop_ids)),
                 pooling=request.pooling,
+                max_tokens=request.max_tokens,
             )
         )
 

@@ -110,6 +110,10 @@ class Tokenizer:
             raise
         return self.with_affixes(ids) if add_special_tokens else ids
 
+    def plain_ids(self, text: str) -> list[int]:
+        """Token ids of a text by itself, in which nothing is a control token."""
+        return self.encode(text, add_special_tokens=False, parse_special=False).tolist()
+
     def encode_each(self, texts: Sequence[str]) -> list[array[int]]:
         """Token ids of each text by itself, with nothing added, in one call of the library. Raises `InvalidRequest`
         when one is not valid Unicode."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -24,13 +23,16 @@ from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.captures import LARGEST_LEARNED, LARGEST_MIXED, Captures, Graph
 from firsttoken.executor.graphs.device_clock import DeviceClock
+from firsttoken.executor.graphs.held import HeldRows, Holds
+from firsttoken.executor.graphs.in_flight import Place, StepInFlight
 from firsttoken.executor.graphs.inputs import StepInputs, StepLayout, first_rows
 from firsttoken.executor.graphs.profiles import SMALL_ROWS, ShapeTable, StepShape
 from firsttoken.executor.graphs.results import ResultRing
 from firsttoken.executor.graphs.rows import STAGING_WORDS, Staging, StreamRows
-from firsttoken.executor.graphs.runtime import Event, Runtime
+from firsttoken.executor.graphs.runtime import Runtime
 from firsttoken.executor.interface import MAIN_LANE
 from firsttoken.executor.prompt_readers import PromptReaders, Read, Wanted, results, to_device
+from firsttoken.grammar.grammars import Grammars
 from firsttoken.kernels.step_io import new_state
 from firsttoken.kvcache.copy import CopyEngine
 from firsttoken.kvcache.host import HostMemory
@@ -49,34 +51,6 @@ SHORT_PAUSE_NS = 2 * 10**8
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What belongs to one place of the ring; used again when its step has ended."""
-
-    staging: Staging
-    end: Event
-
-
-class StepInFlight:
-    """A submitted step, as `executor.interface.StepHandle`."""
-
-    __slots__ = ("_place", "_read", "_result")
-
-    def __init__(self, place: _Place, read: Callable[[], StepResult]) -> None:
-        self._place = place
-        self._read = read
-        self._result: StepResult | None = None
-
-    def done(self) -> bool:
-        return self._result is not None or self._place.end.query()
-
-    def result(self, timeout: float | None = None) -> StepResult:
-        """Waits for the device without the interpreter's lock; ``timeout`` is not kept (a step takes milliseconds)."""
-        if self._result is None:
-            self._result = self._read()
-        return self._result
 
 
 class GraphExecutor:
@@ -102,6 +76,7 @@ class GraphExecutor:
         self._model = model
         self._kv = kv
         self._copies: CopyEngine | None = None
+        self._holds = Holds()
         self._runtime = runtime
         self.table = ShapeTable(config.max_num_seqs, config.max_step_tokens, model.tile_rows)
         slots, largest = config.max_num_seqs, self.table.largest()
@@ -114,7 +89,7 @@ class GraphExecutor:
             self._sampler = DeviceSampler(model.vocab_size, slots, largest.samples, runtime.device)
             self._rows = StreamRows(config.max_model_len, config.kv_format.block_tokens, self._sampler.words)
             self._results = ResultRing(largest.samples, RING, self._state, runtime)
-        self._places = [_Place(Staging(runtime.pinned(STAGING_WORDS)), runtime.event()) for _ in range(RING)]
+        self._places = [Place(Staging(runtime.pinned(STAGING_WORDS)), runtime.event()) for _ in range(RING)]
         self._flying: list[StepInFlight | None] = [None] * RING
         self._next = 0
         self._captures = Captures(self._first_captures())
@@ -145,18 +120,24 @@ class GraphExecutor:
         self._inputs.pack(plan, shape, patches, index)
         needs = self._sampler.needs(sampled)
         wanted = self._prompts.wanted(plan.work, lambda: first_rows(plan.work, shape))
+        held = self._holds.of(sampled)
         reads: list[Read] = []
         try:
             if wanted:
-                reads = self._run_reading(shape, needs, wanted)
-            captured = not wanted and self._run(shape, needs)
+                reads = self._run_reading(shape, needs, wanted, held)
+            captured = not wanted and self._run(shape, needs, held)
             self._pass(index)
         finally:
             place.end.record()
         logprobs = self._sampler.num_logprobs(sampled)
-        flying = StepInFlight(place, lambda: self._read(plan.step_id, index, shape, sampled, logprobs, captured, reads))
+        flying = StepInFlight(
+            place, lambda: self._read(plan.step_id, index, shape, sampled, logprobs, captured, reads, held), held
+        )
         self._flying[index] = flying
         return flying
+
+    def hold_to(self, grammars: Grammars) -> None:
+        self._holds.grammars = grammars
 
     def close(self) -> None:
         """Wait for what was submitted, and give the device's memory back: another engine may follow in the process."""
@@ -348,6 +329,7 @@ class GraphExecutor:
         for slot in plan.retire:
             self._sampler.retire(slot)
             self._prompts.retire(slot)
+            self._holds.retire(slot)
         if plan.starts:
             self._start(plan.starts, staging)
         return self._rows.patches(plan.blocks) if plan.blocks else []
@@ -359,15 +341,17 @@ class GraphExecutor:
         for row in starts:
             with self._working():
                 self._prompts.start(row)
-            states.append(self._sampler.take(row.slot, row.params, row.seed, row.num_prompt, row.stop_ids))
+            masked = self._holds.start(row)
+            stop_ids = () if masked else row.stop_ids
+            states.append(self._sampler.take(row.slot, row.params, row.seed, row.num_prompt, stop_ids, masked=masked))
             if not self._sampler.is_plain(row.slot):
-                self._equip(row)
+                self._equip(row, stop_ids)
         self._rows.start(starts, states, staging)
 
-    def _equip(self, row: RowStart) -> None:
+    def _equip(self, row: RowStart, stop_ids: Sequence[int]) -> None:
         known = np.frombuffer(row.tokens, dtype="<u4")
         with self._working():
-            self._with_memory(lambda: self._sampler.equip(row.slot, row.params, known, row.stop_ids))
+            self._with_memory(lambda: self._sampler.equip(row.slot, row.params, known, stop_ids))
 
     def _shape(self, plan: StepPlan) -> StepShape:
         # Deterministic: one attention kernel for every token, so that its bits are those of any later computing.
@@ -383,7 +367,7 @@ class GraphExecutor:
                 sampling += row.sample
         return self.table.shape(decodes, chunks, sampling)
 
-    def _run(self, shape: StepShape, needs: Needs) -> bool:
+    def _run(self, shape: StepShape, needs: Needs, held: HeldRows | None = None) -> bool:
         """Launch the step's graph, or what it would hold one by one; whether there was a graph."""
         for able in (GREEDY, RANDOM):
             if not needs.value & ~able.value and (graph := self._captures.get((shape, able))):
@@ -397,21 +381,21 @@ class GraphExecutor:
         # Launching one by one takes the host as long as capturing. Once, so that all kernels are loaded, is enough.
         again = model is None and key in self._launched and self._captures.may_have(key)
         if again and self._attempt(key, lambda: self._captures.add(key, self._captured(key))):
-            return self._run(shape, needs)
+            return self._run(shape, needs, held)
         if model is None:
             self._captures.missed(key)
             self._kernels.wait(key)
             with self._working():
-                self._with_memory(lambda: self._segment(shape, needs))
+                self._with_memory(lambda: self._segment(shape, needs, held))
             self._launched.add(key)
             log.debug("launched kernel by kernel: %s", key)
             return False
         model.replay()
         with self._working():
-            self._choose(self._view(shape), model.logits(), needs)
+            self._choose(self._view(shape), model.logits(), needs, held)
         return True
 
-    def _run_reading(self, shape: StepShape, needs: Needs, wanted: list[Wanted]) -> list[Read]:
+    def _run_reading(self, shape: StepShape, needs: Needs, wanted: list[Wanted], held: HeldRows | None) -> list[Read]:
         """Launch a step kernel by kernel, and what reads the hidden states of prompts in it."""
         places = np.concatenate([np.arange(one.first, one.end) for one in wanted])
         view = self._view(shape)
@@ -422,35 +406,45 @@ class GraphExecutor:
             logits = self._model.forward(view, kept)
             assert kept.hidden is not None, "the model kept nothing"
             reads = self._prompts.read(wanted, torch.split(kept.hidden, [one.end - one.first for one in wanted]))
-            self._choose(view, logits, needs)
+            self._choose(view, logits, needs, held)
             return reads
 
         with self._working():
             return self._with_memory(work)
 
-    def _segment(self, shape: StepShape, needs: Needs | None) -> Logits | None:
+    def _segment(self, shape: StepShape, needs: Needs | None, held: HeldRows | None = None) -> Logits | None:
         """Everything from a step's inputs to its result; without ``needs`` up to the logits."""
         view = self._view(shape)
         self._inputs.receive(view, shape, self._state)
         logits = self._model.forward(view)
         if needs is not None:
-            self._choose(view, logits, needs)
+            self._choose(view, logits, needs, held)
         return logits
 
-    def _choose(self, view: StepView, logits: Logits | None, needs: Needs) -> None:
+    def _choose(self, view: StepView, logits: Logits | None, needs: Needs, held: HeldRows | None = None) -> None:
         """The second segment, which ends the step: tokens, where there is something to choose them from."""
-        if logits is not None:
-            self._sampler.sample(
-                logits.values,
-                view.sample_slots,
-                view.sample_positions,
-                view.tokens,
-                self._results.outputs,
-                needs=needs,
-                best=logits.best,
-                pdl=view.pdl,
-            )
+        if logits is not None and held is None:
+            self._sample(view, logits, needs, pdl=view.pdl)
+        elif logits is not None and held is not None:
+            # The device computes the step's hidden states while the host waits here for the tokens before them.
+            for earlier in range(self._next + 1, self._next + RING):
+                flying = self._flying[earlier % RING]
+                if flying is not None and flying.held is not None:
+                    flying.result()
+            held.choose(self._sampler, self._results.outputs, lambda: self._sample(view, logits, needs, pdl=False))
         self._results.send(needs, pdl=view.pdl)
+
+    def _sample(self, view: StepView, logits: Logits, needs: Needs, *, pdl: bool) -> None:
+        self._sampler.sample(
+            logits.values,
+            view.sample_slots,
+            view.sample_positions,
+            view.tokens,
+            self._results.outputs,
+            needs=needs,
+            best=logits.best,
+            pdl=pdl,
+        )
 
     def _view(self, shape: StepShape) -> StepView:
         pdl = shape.decode_only and shape.tokens <= SMALL_ROWS
@@ -465,12 +459,15 @@ class GraphExecutor:
         wanted: list[int | None],
         captured: bool,
         reads: list[Read],
+        held: HeldRows | None,
     ) -> StepResult:
         self._places[index].end.synchronize()
         began_there, ended_there = self._results.times(index)
         ended = self._clock.host_ns(ended_there, now_ns())
         device_ns = ended_there - began_there
         samples = self._results.read(index, sampled, wanted)
+        if held is not None:
+            held.finish(samples)
         return StepResult(
             step_id=step_id,
             samples=results(reads, samples) if reads else samples,

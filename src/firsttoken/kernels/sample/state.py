@@ -37,6 +37,7 @@ HAS_BIAS = 8
 HAS_MIN_TOKENS = 16
 HAS_PENALTIES = 32
 HAS_LOGPROBS = 64
+HAS_MASK = 128
 HAS_ALLOWED = 256
 HAS_BAD = 512
 
@@ -147,11 +148,13 @@ class Scratch:
 @dataclass(frozen=True, slots=True)
 class RichScratch:
     """More room, for rows with edits or log-probabilities: ``work`` float32 [R, V], the edited logits; ``counts`` int32
-    [R, V], zero between steps; per chunk ``masses`` float32 [R, chunks, 2], ``above`` int32 [R, chunks] and ``best``
+    [R, V], zero between steps; ``masks`` int32 [R, ceil(V / 32)], a bit for each token that a row with HAS_MASK may
+    choose, the lowest bit first; per chunk ``masses`` float32 [R, chunks, 2], ``above`` int32 [R, chunks] and ``best``
     int64 [R, chunks, MAX_TOP]."""
 
     work: Tensor
     counts: Tensor
+    masks: Tensor
     masses: Tensor
     above: Tensor
     best: Tensor
@@ -162,6 +165,7 @@ class RichScratch:
         return cls(
             work=torch.empty((rows, vocab_size), dtype=torch.float32, device=device),
             counts=torch.zeros((rows, vocab_size), dtype=torch.int32, device=device),
+            masks=torch.zeros((rows, -(-vocab_size // 32)), dtype=torch.int32, device=device),
             masses=torch.empty((rows, chunks, 2), dtype=torch.float32, device=device),
             above=torch.empty((rows, chunks), dtype=torch.int32, device=device),
             best=torch.empty((rows, chunks, MAX_TOP), dtype=torch.int64, device=device),

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""What changes a row's logits before a token is chosen: bias, minimum length, penalties, in this order.
+"""What changes a row's logits before a token is chosen: mask, bias, minimum length, penalties, in this order.
 
 The raw logits stay as they are, for the log-probabilities: rows with edits get a copy. Penalties keep no state of their
 own: each step counts the row's tokens in the table, so a row that is preempted and comes back is none the wiser. Who
@@ -32,6 +32,7 @@ REPETITION = tl.constexpr(words.REPETITION)
 NUM_BIAS = tl.constexpr(words.NUM_BIAS)
 NUM_STOPS = tl.constexpr(words.NUM_STOPS)
 HAS_PENALTIES = tl.constexpr(words.HAS_PENALTIES)
+HAS_MASK = tl.constexpr(words.HAS_MASK)
 # A token's count: this bit when it is in the prompt, plus how often it was generated.
 _IN_PROMPT = tl.constexpr(1 << 30)
 _LARGEST = tl.constexpr(3.4028234663852886e38)
@@ -40,7 +41,7 @@ _BLOCK = 1024
 
 @kernel
 def _copy(
-    logits, work, state, slots, positions,
+    logits, work, masks, state, slots, positions,
     V: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
@@ -48,10 +49,15 @@ def _copy(
     slot, position = tl.load(slots + row), tl.load(positions + row)
     if (slot < 0) | (position < 0):
         return
-    if is_edited(state + slot * WORDS, position):
+    own = state + slot * WORDS
+    if is_edited(own, position):
         ids = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
         at = row.to(tl.int64) * V + ids
-        tl.store(work + at, tl.load(logits + at, mask=ids < V), mask=ids < V)
+        value = tl.load(logits + at, mask=ids < V)
+        if (load_flags(own) & HAS_MASK) != 0:
+            word = tl.load(masks + row.to(tl.int64) * ((V + 31) // 32) + ids // 32, mask=ids < V, other=0)
+            value = tl.where(((word >> (ids % 32)) & 1) != 0, value, -float("inf"))
+        tl.store(work + at, value, mask=ids < V)
 
 
 @triton.jit
@@ -142,7 +148,16 @@ def edit(step: Step) -> None:
     work, counts = step.rich.work, step.rich.counts
     row = (step.state, step.slots, step.positions)
     launch(
-        _copy, (words.num_chunks(vocab), rows), step.logits, work, *row, V=vocab, CHUNK=CHUNK, pdl=step.pdl, num_warps=4
+        _copy,
+        (words.num_chunks(vocab), rows),
+        step.logits,
+        work,
+        step.rich.masks,
+        *row,
+        V=vocab,
+        CHUNK=CHUNK,
+        pdl=step.pdl,
+        num_warps=4,
     )
     blocks = -(-length // _BLOCK)
     launch(

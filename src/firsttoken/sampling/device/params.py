@@ -23,7 +23,7 @@ class Needs(IntFlag):
     NOTHING = 0
     RANDOM = 1
     SEARCH = 2  # top_k or top_p
-    EDITS = 4  # bias, minimum length, penalties, tokens that are allowed or not
+    EDITS = 4  # mask, bias, minimum length, penalties, tokens that are allowed or not
     LOGPROBS = 8
 
 
@@ -40,7 +40,12 @@ _NEEDED_BY = (
     (words.RANDOM, Needs.RANDOM.value),
     (words.HAS_TOP_K | words.HAS_TOP_P, Needs.SEARCH.value),
     (
-        words.HAS_BIAS | words.HAS_MIN_TOKENS | words.HAS_PENALTIES | words.HAS_ALLOWED | words.HAS_BAD,
+        words.HAS_MASK
+        | words.HAS_BIAS
+        | words.HAS_MIN_TOKENS
+        | words.HAS_PENALTIES
+        | words.HAS_ALLOWED
+        | words.HAS_BAD,
         Needs.EDITS.value,
     ),
     (words.HAS_LOGPROBS, Needs.LOGPROBS.value),
@@ -57,11 +62,12 @@ def needs_of(flags: int) -> int:
 
 
 def state_row(
-    params: SamplingParams, seed: int, num_prompt: int, num_stops: int, vocab_size: int
+    params: SamplingParams, seed: int, num_prompt: int, num_stops: int, vocab_size: int, *, masked: bool = False
 ) -> NDArray[np.float64]:
-    """The state of a slot (float64 [WORDS]); ``num_stops`` ids follow the bias in the slot's list."""
+    """The state of a slot (float64 [WORDS]); ``num_stops`` ids follow the bias in the slot's list. A ``masked`` one
+    gets a mask with each step."""
     row = [0.0] * words.WORDS  # as a list, for NumPy takes several times as long to set one word
-    row[words.FLAGS] = _flags(params, vocab_size, has_stops=num_stops > 0)
+    row[words.FLAGS] = _flags(params, vocab_size, has_stops=num_stops > 0) | (words.HAS_MASK if masked else 0)
     # Never 0 in float32: an impossible token's distance, infinite, would turn into NaN.
     row[words.INVERSE_TEMPERATURE] = 1.0 if params.greedy else max(1.0 / params.temperature, _SMALLEST_SCALE)
     row[words.FARTHEST] = -math.log(params.min_p) if params.min_p > 0 else math.inf

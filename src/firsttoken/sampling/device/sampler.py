@@ -77,11 +77,20 @@ class DeviceSampler:
         self._send(torch.from_numpy(row), self._state[slot])
 
     def take(
-        self, slot: int, params: SamplingParams, seed: int, num_prompt: int, stop_ids: Sequence[int] = ()
+        self,
+        slot: int,
+        params: SamplingParams,
+        seed: int,
+        num_prompt: int,
+        stop_ids: Sequence[int] = (),
+        *,
+        masked: bool = False,
     ) -> NDArray[np.float64]:
-        """The part of `start` that only the host does. Returns the slot's state, which as int32 is its row of
+        """The part of `start` that only the host does; a ``masked`` row has a mask in each step (`set_masks`), which
+        decides about stop ids too: it gets none. Returns the slot's state, which as int32 is its row of
         ``words``. Raises `InvalidRequest` as `start` does."""
-        row = state_row(params, seed, num_prompt, len(self._stops(params, stop_ids)), self.vocab_size)
+        num_stops = len(self._stops(params, stop_ids))
+        row = state_row(params, seed, num_prompt, num_stops, self.vocab_size, masked=masked)
         needs = needs_of(int(row[words.FLAGS]))
         if needs & _EDITS:
             params.check_vocabulary(self.vocab_size)
@@ -134,6 +143,12 @@ class DeviceSampler:
             self._rich = RichScratch.allocate(self.rows, self.vocab_size, self.device)
             shape = self._state.shape[0], -(-self.vocab_size // 32)
             self._allowed = torch.zeros(shape, dtype=torch.int32, device=self.device)
+
+    def set_masks(self, masks: NDArray[np.int32]) -> None:
+        """Those of the next `sample`, int32 [R, ceil(V / 32)], the lowest bit first; rows without one get any."""
+        self.make_room()
+        assert self._rich is not None
+        self._send(torch.from_numpy(masks), self._rich.masks[: len(masks)])
 
     def sample(
         self,

@@ -1,0 +1,105 @@
+"""From a `Grammar` to llguidance's own form, and what is refused of it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits
+
+from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.grammar import Grammar
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# What one grammar may cost: some 20 ms to build, 20 ms a mask, and 40 MB. (Its defaults allow 500 MB.)
+LIMITS = LLParserLimits(
+    max_lexer_states=20_000,
+    max_grammar_size=100_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    verbose_errors=False,
+)
+# One blank after commas and colons, none elsewhere: what a model writes by habit, and nothing that could go on for
+# ever. These win over what a schema's own "x-guidance" says, which could have keywords ignored.
+_JSON_OPTIONS: JsonCompileOptions = {
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "whitespace_pattern": None,
+    "whitespace_flexible": False,
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_MAX_MESSAGE = 400
+MAX_CHOICES = 4096
+
+
+def to_llguidance(grammar: Grammar) -> str:
+    """Raises `InvalidRequest` for a source that cannot be read; what it says is checked when it is compiled."""
+    match grammar.kind:
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=_JSON_OPTIONS)
+        case "json_schema":
+            try:
+                return LLMatcher.grammar_from_json_schema(grammar.source, overrides=_JSON_OPTIONS)
+            except ValueError as error:
+                raise _refused(grammar, str(error)) from None
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "choice":
+            return LLMatcher.grammar_from_regex("|".join(_literal(text) for text in choices_of(grammar)))
+        case _:
+            if "::=" in grammar.source:
+                raise _refused(
+                    grammar, "this is GBNF (it has ::=); write it in llguidance's dialect of Lark, with a rule 'start:'"
+                )
+            return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def choices_of(grammar: Grammar) -> list[str]:
+    """The texts of a choice. Raises `InvalidRequest`."""
+    try:
+        texts = msgspec.json.decode(grammar.source, type=list[str])
+    except msgspec.DecodeError as error:
+        raise _refused(grammar, f"expected a list of texts: {error}") from None
+    if not texts or not all(texts):
+        raise _refused(grammar, "expected at least one text, and no empty one")
+    if len(texts) > MAX_CHOICES:
+        raise _refused(grammar, f"{len(texts)} texts are too many, at most {MAX_CHOICES}")
+    return texts
+
+
+def check(grammar: Grammar) -> None:
+    """Compile it without a tokenizer, in milliseconds. Raises `InvalidRequest` that says what is wrong with it."""
+    failed, messages = LLMatcher.validate_grammar_with_warnings(to_llguidance(grammar), limits=LIMITS)
+    if failed:
+        raise _refused(grammar, messages[0])
+
+
+def refuse(grammar: Grammar, message: str) -> InvalidRequest:
+    """The refusal with the library's ``message``."""
+    return _refused(grammar, message)
+
+
+def _refused(grammar: Grammar, message: str) -> InvalidRequest:
+    short = message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + " ..."
+    return InvalidRequest(
+        f"{_NAMES[grammar.kind]} cannot be used: {short}", param="grammar", code="unsupported_grammar"
+    )
+
+
+_NAMES = {
+    "json_schema": "this JSON schema",
+    "json_object": "JSON",
+    "regex": "this regular expression",
+    "choice": "this choice",
+    "lark": "this grammar",
+}
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~\-/]")
+
+
+def _literal(text: str) -> str:
+    """A regular expression of just this text."""
+    return _META.sub(lambda found: "\\" + found[0], text)
