@@ -42,12 +42,15 @@ class Model:
         self.steps = 0
         self.tokens: torch.Tensor | None = None
 
-    def forward(self, step: StepView) -> None:
+    def forward(self, step: StepView, kept: object = None) -> None:
         if self.failures:
             raise self.failures.pop(0)
         self.steps += 1
         if self.tokens is not None:
             self.tokens[: len(step.sample_positions)] = step.sample_positions
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("nothing is kept here")
 
 
 class Event:
