@@ -26,6 +26,12 @@ def test_what_is_no_grammar_is_refused(kind: str, source: object) -> None:
         Grammar(kind, source)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("field", [{"allowed_token_ids": [1]}, {"bad_words": ["x"]}])
+def test_nothing_may_forbid_a_grammars_way_to_its_end(field: dict[str, list[object]]) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be combined"):
+        SamplingParams(grammar=Grammar("json_object"), **field)  # type: ignore[arg-type]
+
+
 def test_the_parameters_take_a_grammar_alone() -> None:
     with pytest.raises(InvalidRequest, match="grammar must be a Grammar"):
         SamplingParams(grammar="[0-9]+")  # type: ignore[arg-type]

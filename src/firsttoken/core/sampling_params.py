@@ -120,12 +120,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _in_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.grammar is not None:
+            self._check_beside_grammar()
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
         for token, bias in (self.logit_bias or {}).items():
             if not -100 <= bias <= 100:
                 raise InvalidRequest(
                     f"logit_bias of token {token} must be in [-100, 100], got {bias!r}", param="logit_bias"
+                )
+
+    def _check_beside_grammar(self) -> None:
+        """A grammar's end must stay within reach: nothing else may forbid the tokens of the way there."""
+        for name in ("allowed_token_ids", "bad_words", "bad_words_token_ids"):
+            if getattr(self, name):
+                raise InvalidRequest(
+                    f"{name} cannot be combined with an answer that is held to a grammar: leave one of them out",
+                    param=name,
                 )
 
     @property

@@ -29,9 +29,7 @@ MIN_TOKENS = tl.constexpr(words.MIN_TOKENS)
 RANDOM = tl.constexpr(words.RANDOM)
 HAS_TOP_K = tl.constexpr(words.HAS_TOP_K)
 HAS_TOP_P = tl.constexpr(words.HAS_TOP_P)
-ALWAYS_EDITED = tl.constexpr(
-    words.HAS_MASK | words.HAS_BIAS | words.HAS_PENALTIES | words.HAS_ALLOWED | words.HAS_BAD
-)
+ALWAYS_EDITED = tl.constexpr(words.HAS_MASK | words.HAS_BIAS | words.HAS_PENALTIES | words.HAS_ALLOWED | words.HAS_BAD)
 HAS_MIN_TOKENS = tl.constexpr(words.HAS_MIN_TOKENS)
 OK = tl.constexpr(words.OK)
 NON_FINITE = tl.constexpr(words.NON_FINITE)
