@@ -9,7 +9,7 @@ import pytest
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.frontend.generation import Delta
 from firsttoken.server.conversation import Said
-from firsttoken.server.encode import TokenNames
+from firsttoken.server.encode import TokenNames, to_json
 from firsttoken.server.errors import unavailable
 from firsttoken.server.responses.events import ResponseEvents, TokenProbabilities
 from firsttoken.text.pieces import CallArguments, CallStart, Content, Reasoning
@@ -17,7 +17,7 @@ from tests.server.conftest import PIECES
 
 
 def said(*pieces, finish=None, tokens=()) -> Said:
-    logprobs = [TokenLogprobs(-0.5, [], []) for _ in tokens]
+    logprobs = [TokenLogprobs(-0.5, 1) for _ in tokens]
     return Said(Delta(0, "", list(tokens), logprobs, finish, None), pieces, finish)
 
 
@@ -30,14 +30,22 @@ def read(raw: bytes) -> list[tuple[str, dict]]:
     return found
 
 
+def read_all(raw) -> list[tuple[str, dict]]:
+    return read(b"".join(raw))
+
+
 @pytest.fixture
 def writer(tokenizer):
     return ResponseEvents({"id": "resp_1", "output": []}, TokenProbabilities(TokenNames(tokenizer), None))
 
 
+def shown(writer) -> list[dict]:
+    return json.loads(to_json(writer.output.shown()))
+
+
 def items(writer) -> list[dict]:
     """What was said, without the ids."""
-    return [{name: value for name, value in item.items() if name != "id"} for item in writer.output.shown()]
+    return [{name: value for name, value in item.items() if name != "id"} for item in shown(writer)]
 
 
 @pytest.mark.parametrize("sizes", [[9], [1] * 9, [2, 3, 4], [4, 1, 1, 3]])
@@ -46,8 +54,8 @@ def test_thoughts_words_and_calls_are_items_of_their_own_however_they_come(write
     for size in sizes:
         taken, left = left[:size], left[size:]
         one = said(*taken)
-        events += read(writer.plain(one) or writer.events(one))
-    events += read(writer.events(said(finish="tool_calls")))
+        events += read(writer.plain(one)) or read_all(writer.events(one))
+    events += read_all(writer.events(said(finish="tool_calls")))
     done = {"status": "completed"}
     assert items(writer) == [
         {
@@ -95,8 +103,8 @@ def test_thoughts_words_and_calls_are_items_of_their_own_however_they_come(write
     ]
     assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
     added = [data["item"] for name, data in events if name == "output_item.added"]
-    assert [data["item"] for name, data in events if name == "output_item.done"] == writer.output.shown()
-    assert [item["id"] for item in added] == [item["id"] for item in writer.output.shown()]
+    assert [data["item"] for name, data in events if name == "output_item.done"] == shown(writer)
+    assert [item["id"] for item in added] == [item["id"] for item in shown(writer)]
     assert {item["status"] for item in added} == {"in_progress"}
     assert (added[2]["name"], added[2]["arguments"]) == ("add", "")
     for data in (data for name, data in events if name.endswith(".delta")):
@@ -104,7 +112,7 @@ def test_thoughts_words_and_calls_are_items_of_their_own_however_they_come(write
 
 
 def test_what_was_open_at_a_cut_or_a_failure_is_incomplete(writer):
-    writer.events(said(Content("done"), CallStart(0, "c", "f"), CallArguments(0, "{")))
+    list(writer.events(said(Content("done"), CallStart(0, "c", "f"), CallArguments(0, "{"))))
     name, last = read(writer.error_event(unavailable("The server stops.", "server_stopping"), None))[-1]
     assert (name, last["response"]["error"]) == ("failed", {"code": "server_error", "message": "The server stops."})
     assert [item["status"] for item in last["response"]["output"]] == ["completed", "incomplete"]
@@ -123,7 +131,7 @@ def test_probabilities_go_with_the_text_of_their_tokens(tokenizer):
         said(Content("!"), tokens=b"!"),
         said(finish="stop", tokens=[257]),
     ):
-        events += read(writer.events(one))
+        events += read_all(writer.events(one))
     told = [data for name, data in events if name == "output_text.delta"]
     assert [bytes(byte for one in data["logprobs"] for byte in one["bytes"]) for data in told] == [
         b"n",

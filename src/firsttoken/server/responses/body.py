@@ -74,7 +74,7 @@ def _choice(choice: Any) -> Any:
 
 def ended(
     described: dict[str, Any],
-    output: list[dict[str, Any]],
+    output: list[Any],
     finish_reason: str,
     usage: dict[str, Any],
     timings: dict[str, Any] | None,
@@ -94,7 +94,7 @@ def ended(
     return body
 
 
-def failed(described: dict[str, Any], output: list[dict[str, Any]], error: ApiError) -> dict[str, Any]:
+def failed(described: dict[str, Any], output: list[Any], error: ApiError) -> dict[str, Any]:
     """The object where the answer could not be completed."""
     told = {"code": _CODES.get(error.status, "server_error"), "message": error.shown_message}
     return {**described, "status": "failed", "error": told, "output": output}

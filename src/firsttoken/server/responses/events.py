@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from firsttoken.server.conversation import Said
@@ -16,6 +17,7 @@ from firsttoken.server.responses.output import (
     Output,
     OutputItem,
     ReasoningOutput,
+    array_of,
 )
 from firsttoken.text.pieces import Content, Piece
 
@@ -41,7 +43,7 @@ class TokenProbabilities:
         """Those that go with the next text: of ``said``, and of tokens before it that had none."""
         if self._top is None:
             return []
-        self._waiting += self._names.chat(said.delta, self._top)
+        self._waiting += [to_json(one) for one in self._names.chat(said.delta, self._top)]
         if said.pieces and not any(type(piece) is Content for piece in said.pieces):
             self._waiting = []
         if not said.pieces and said.finish_reason is None:
@@ -85,30 +87,28 @@ class ResponseEvents(OpenAIDialect):
         item.texts.append(piece.text)
         return self._delta(piece.text)
 
-    def events(self, said: Said) -> bytes:
-        """The events for ``said``, b"" for none."""
+    def events(self, said: Said) -> Iterator[bytes]:
+        """The events for ``said``; all of them are to be taken."""
         logprobs = self._probabilities.take(said)
-        found = b""
         for piece in said.pieces:
             before = self.output.open
             closed = self.output.take(piece)
             item = self.output.open
             assert item is not None
             if closed is not None:
-                found += self._closed(closed)
+                yield from self._closed(closed)
             if item is not before:
-                found += self._opened(item)
-            found += self._more(item, piece, logprobs)
+                yield from self._opened(item)
+            if more := self._more(item, piece, logprobs):
+                yield more
             if type(piece) is Content:
                 logprobs = []  # they go with the first text of their tokens
         if said.finish_reason is not None:
-            found += self._end(complete=said.finish_reason != "length", logprobs=logprobs)
-        return found
-
-    def _end(self, *, complete: bool, logprobs: Logprobs) -> bytes:
-        fresh = self.output.open is None
-        last = self.output.end(complete=complete, logprobs=logprobs)
-        return (self._opened(last) if fresh else b"") + self._closed(last)
+            fresh = self.output.open is None
+            last = self.output.end(complete=said.finish_reason != "length", logprobs=logprobs)
+            if fresh:
+                yield from self._opened(last)
+            yield from self._closed(last)
 
     def ended(self, response: bytes, finish_reason: str) -> bytes:
         """The last event, with the encoded response."""
@@ -121,14 +121,15 @@ class ResponseEvents(OpenAIDialect):
 
     # --------------------------------------------------------------------- its events
 
-    def _opened(self, item: OutputItem) -> bytes:
+    def _opened(self, item: OutputItem) -> Iterator[bytes]:
         status, item.status = item.status, "in_progress"
-        found = self._event("response.output_item.added", {"output_index": item.index, "item": item.shown()})
+        added = self._event("response.output_item.added", {"output_index": item.index, "item": item.shown()})
         item.status = status
+        yield added
         place: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
         if isinstance(item, CallOutput):
             self._head = _delta_head(_ARGUMENTS, place)
-            return found
+            return
         place["content_index"] = 0
         if isinstance(item, MessageOutput):
             part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -136,7 +137,7 @@ class ResponseEvents(OpenAIDialect):
         else:
             part = {"type": "reasoning_text", "text": ""}
             self._head = _delta_head(_THOUGHT, place)
-        return found + self._event("response.content_part.added", {**place, "part": part})
+        yield self._event("response.content_part.added", {**place, "part": part})
 
     def _more(self, item: OutputItem, piece: Piece, logprobs: Logprobs) -> bytes:
         text = getattr(piece, "text", "")
@@ -144,16 +145,15 @@ class ResponseEvents(OpenAIDialect):
             return b""
         if isinstance(item, MessageOutput) and item.logprobs is not None:
             self.output.note(logprobs)
-            fields = {"item_id": item.id, "output_index": item.index, "content_index": 0, "logprobs": logprobs}
-            return self._event(_TEXT + ".delta", {**fields, "delta": text})
+            fields = {"item_id": item.id, "output_index": item.index, "content_index": 0, "delta": text}
+            return self._event(_TEXT + ".delta", {**fields, "logprobs": array_of(logprobs)})
         return self._delta(text)
 
-    def _closed(self, item: OutputItem) -> bytes:
+    def _closed(self, item: OutputItem) -> Iterator[bytes]:
         place: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
-        shown = item.shown()
         if isinstance(item, CallOutput):
             fields = {**place, "name": item.start.name, "arguments": item.text}
-            found = self._event(_ARGUMENTS + ".done", fields)
+            yield self._event(_ARGUMENTS + ".done", fields)
         else:
             assert isinstance(item, MessageOutput | ReasoningOutput)
             place["content_index"] = 0
@@ -163,9 +163,9 @@ class ResponseEvents(OpenAIDialect):
             if isinstance(item, MessageOutput):
                 name = _TEXT
                 fields["logprobs"] = part["logprobs"]
-            found = self._event(name + ".done", fields)
-            found += self._event("response.content_part.done", {**place, "part": part})
-        return found + self._event("response.output_item.done", {"output_index": item.index, "item": shown})
+            yield self._event(name + ".done", fields)
+            yield self._event("response.content_part.done", {**place, "part": part})
+        yield self._event("response.output_item.done", {"output_index": item.index, "item": item.shown()})
 
     def _delta(self, text: str) -> bytes:
         self._number += 1

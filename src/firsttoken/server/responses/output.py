@@ -6,10 +6,19 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
+import msgspec
+
+from firsttoken.server.encode import to_json
 from firsttoken.server.responses.schema import Status
 from firsttoken.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
-Logprobs = list[dict[str, Any]]
+# Of one token each, encoded: four events tell them, and to encode those of a long answer takes milliseconds.
+Logprobs = list[bytes]
+
+
+def array_of(logprobs: Logprobs) -> msgspec.Raw:
+    """They as one JSON array."""
+    return msgspec.Raw(b"[" + b",".join(logprobs) + b"]")
 
 
 def new_id(prefix: str) -> str:
@@ -25,13 +34,21 @@ class OutputItem:
     index: int
     texts: list[str] = field(default_factory=list)
     status: Status = "in_progress"
+    _encoded: msgspec.Raw | None = None
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
 
-    def shown(self) -> dict[str, Any]:
-        """As far as it is made."""
+    def shown(self) -> dict[str, Any] | msgspec.Raw:
+        """As far as it is made; encoded, once it is complete."""
+        if self.status == "in_progress":
+            return self._fields()
+        if self._encoded is None:
+            self._encoded = msgspec.Raw(to_json(self._fields()))
+        return self._encoded
+
+    def _fields(self) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -46,9 +63,9 @@ class MessageOutput(OutputItem):
 
     def part(self) -> dict[str, Any]:
         """Its one part."""
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs or []}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": array_of(self.logprobs or [])}
 
-    def shown(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         content = [self.part()] if self.status != "in_progress" else []
         return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
 
@@ -65,7 +82,7 @@ class ReasoningOutput(OutputItem):
         """Its one part."""
         return {"type": "reasoning_text", "text": self.text}
 
-    def shown(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         content = [self.part()] if self.status != "in_progress" else []
         return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": content}
 
@@ -79,7 +96,7 @@ class CallOutput(OutputItem):
         super().__init__(new_id("fc"), index)
         self.start = start
 
-    def shown(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "type": "function_call",
@@ -143,7 +160,7 @@ class Output:
         self.open = None
         return last
 
-    def shown(self) -> list[dict[str, Any]]:
+    def shown(self) -> list[Any]:
         return [item.shown() for item in self.items]
 
     def _begin(self, item: OutputItem) -> None:

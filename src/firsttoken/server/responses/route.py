@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call
 from firsttoken.server.chat_ask import chat_ask
-from firsttoken.server.conversation import Conversation, open_conversation
+from firsttoken.server.conversation import Conversation, Said, open_conversation
 from firsttoken.server.decode import RequestDecoder, off_loop
 from firsttoken.server.encode import TokenNames, to_json
 from firsttoken.server.errors import bad_request
@@ -44,6 +45,8 @@ _TYPES = (
     (r"text\.format\.type", "supported are text, json_object and json_schema"),
 )
 _REFUSED = refused_fields(ChatRequest)
+# Bytes of events that are written in one go: those that end an answer with many log-probabilities have megabytes each.
+_TOGETHER = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +144,29 @@ class ResponsesRoute:
         writer = ResponseEvents(start, TokenProbabilities(self._names, conversation.params.logprobs))
         # Headers wait for the first delta, as in chat: until then a failure is a plain status.
         async for said in conversation.said():
-            events = b""
+            if call.started and (plain := writer.plain(said)):
+                await call.write(plain)
+                continue
+            held: list[bytes] = []
             if not call.started:
                 await call.start_stream()
                 call.dialect = writer
-                events = writer.begin()
-            elif plain := writer.plain(said):
-                await call.write(plain)
-                continue
-            events += writer.events(said)
-            last = said.finish_reason is not None
-            if said.finish_reason is not None:
-                response = self._ended(call, job, start, writer.output, said.finish_reason)
-                events += writer.ended(response, said.finish_reason)
-            if events:
-                await call.write(events, last=last)
+                held.append(writer.begin())
+            for event in self._events(call, job, start, writer, said):
+                if sum(map(len, held)) > _TOGETHER:
+                    await call.write(b"".join(held))
+                    held = []
+                held.append(event)
+            if held:
+                await call.write(b"".join(held), last=said.finish_reason is not None)
+
+    def _events(
+        self, call: Call, job: _Job, start: dict[str, Any], writer: ResponseEvents, said: Said
+    ) -> Iterator[bytes]:
+        yield from writer.events(said)
+        if said.finish_reason is not None:
+            response = self._ended(call, job, start, writer.output, said.finish_reason)
+            yield writer.ended(response, said.finish_reason)
 
     async def _whole(self, call: Call, job: _Job) -> None:
         conversation = job.conversation
