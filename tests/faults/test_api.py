@@ -6,35 +6,38 @@ import asyncio
 import json
 import random
 
-import msgspec
 import pytest
 
 from firsttoken.core.cache_hint import CacheHint
-from firsttoken.server.refusals import refused_fields
-from firsttoken.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, StreamOptions, TokenizeRequest
+from firsttoken.server.openapi.operations import OPERATIONS
+from firsttoken.server.schema import StreamOptions
 from tests.server.conftest import END, forever
+from tests.server.test_openapi import BY_PATH, LEAST
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+# The least that each route takes, of all that take a body.
 ROUTES = {
-    "/v1/chat/completions": (ChatRequest, {"messages": MESSAGES, "temperature": 0}),
-    "/v1/completions": (CompletionRequest, {"prompt": "test", "temperature": 0}),
-    "/tokenize": (TokenizeRequest, {"prompt": "test"}),
-    "/detokenize": (DetokenizeRequest, {"tokens": [116]}),
+    **LEAST,
+    "/v1/embeddings": {"input": "test"},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
 }
 
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_bb01_null_is_the_same_as_left_out(client, path):
-    """Of every field there is, nested ones and those that are refused, too."""
-    struct, body = ROUTES[path]
+    """Of every field there is, also of those that are refused."""
+    body = {**ROUTES[path], **({"temperature": 0} if "temperature" in BY_PATH[path].takes.__struct_fields__ else {})}
     plain = (await client.post(path, body)).json
-    for name in struct.__struct_fields__:
-        if name in body and name != "temperature":
+    for name in BY_PATH[path].takes.__struct_encode_fields__:
+        if name in ROUTES[path]:
             continue
         null = await client.post(path, {**body, name: None})
         assert null.status == 200, (name, null.body)
-        assert null.json.get("choices") == plain.get("choices")
-        assert null.json.get("usage") == plain.get("usage")
+        for part in ("choices", "content", "data", "results", "tokens"):
+            assert null.json.get(part) == plain.get(part), name
+        if name != "temperature":
+            assert null.json.get("usage") == plain.get("usage")
 
 
 async def test_bb01_so_is_null_in_nested_objects(client):
@@ -171,11 +174,30 @@ async def test_bb56_a_callers_id_harms_nobody(make_client, id_):
         assert not [line for line in gauges if not line.startswith("#") and float(line.split()[-1]) < 0]
 
 
-def test_every_request_was_looked_at():
-    """A struct that is not in ``ROUTES`` has fields of which null was never sent."""
-    from firsttoken.server.openapi.operations import OPERATIONS
+def test_every_route_that_takes_a_body_was_asked():
+    """Those of two names once."""
+    takes = {one.takes for one in OPERATIONS if one.takes is not None}
+    assert {BY_PATH[path].takes for path in ROUTES} == takes
 
-    assert {one.path for one in OPERATIONS if one.takes is not None} >= set(ROUTES)
-    for struct, _ in ROUTES.values():
-        assert issubclass(struct, msgspec.Struct)
-        assert set(refused_fields(struct)) <= set(struct.__struct_fields__)
+
+WORDS = "".join(chr(97 + number * 7 % 26) for number in range(400))
+
+
+async def test_bb04_all_of_a_text_counts_for_its_vector_or_it_is_refused(real):
+    """Two texts that differ behind their first 400 tokens."""
+    first, other = WORDS + "and so on", WORDS + "or not"
+    replies = [await real.post("/v1/embeddings", {"input": text}) for text in (first, other, WORDS)]
+    assert [reply.json["usage"]["prompt_tokens"] for reply in replies] == [len(first), len(other), len(WORDS)]
+    vectors = [reply.json["data"][0]["embedding"] for reply in replies]
+    assert len({tuple(vector) for vector in vectors}) == 3
+    limit = real.llm.info.max_model_len
+    for path, body in (
+        ("/v1/embeddings", {"input": "x" * (limit + 1)}),
+        ("/v1/score", {"text_1": "a", "text_2": "x" * (limit + 1)}),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "x" * (limit + 1)]}),
+    ):
+        refused = await real.post(path, body)
+        assert refused.status == 400, path
+        assert str(limit) in refused.error["message"]
+    cut = await real.post("/v1/embeddings", {"input": "x" * (limit + 1), "truncate_prompt_tokens": 100})
+    assert cut.json["usage"]["prompt_tokens"] == 100

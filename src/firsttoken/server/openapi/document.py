@@ -37,7 +37,7 @@ _INTRODUCTION = (
     "null means the same as to leave a field out."
 )
 _EVENTS = (
-    "Server-sent events: each `data:` line holds one object (`x-event-schema`), or where the stream fails an error and "
+    "Server-sent events: each `data:` line holds one object (`contentSchema`), or where the stream fails an error and "
     "nothing after it; that of a completion ends with `data: [DONE]`."
 )
 _SCHEME = {"type": "http", "scheme": "bearer", "description": "One of the server's API keys."}
@@ -140,7 +140,8 @@ def _content(one: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
     elif one.answer != REDIRECT and one.event is None:
         found[one.answer] = {"schema": {"type": "string"}}
     if one.event is not None:
-        # What 3.2 calls itemSchema has no name in 3.1.
-        events = {"type": "string", "description": _EVENTS, "x-event-schema": schemas[one.event]}
-        found["text/event-stream"] = {"schema": events}
+        # Of one event, as readers of 3.1 have it; 3.2 has a word for it, itemSchema.
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schemas[one.event]}
+        event = {"type": "object", "description": _EVENTS, "properties": {"data": data}, "required": ["data"]}
+        found["text/event-stream"] = {"schema": event}
     return found
