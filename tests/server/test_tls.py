@@ -16,6 +16,7 @@ import pytest
 from firsttoken.cli.main import main
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.tls import client_context
+from firsttoken.server import connections, handshake
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.dashboard.static import FOLDER
 from firsttoken.server.protocol import Protocol
@@ -48,9 +49,9 @@ async def test_a_caller_who_stops_to_read_is_waited_for_and_gets_all(client, ser
     path, times, pauses = "vendor/uplot/uPlot.iife.min.js", 10, []
     made, paused = Protocol.connection_made, Protocol.pause_writing
 
-    def small(self, transport):
+    def small(self, transport, *counted):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        made(self, transport)
+        made(self, transport, *counted)
 
     monkeypatch.setattr(Protocol, "connection_made", small)
     monkeypatch.setattr(Protocol, "pause_writing", lambda self: pauses.append(paused(self)))
@@ -77,6 +78,38 @@ async def test_a_caller_who_stops_to_read_is_waited_for_and_gets_all(client, ser
     async with serve_http(client.app, certificate.context) as url:
         answer = await asyncio.to_thread(slow, url)
     assert answer.count(b"HTTP/1.1 200 OK") == answer.count((FOLDER / path).read_bytes()) == times
+
+
+async def test_who_says_nothing_is_counted_and_hung_up_on(client, serve_http, certificate, monkeypatch):
+    """Of three connections two stay until they have had their time; the third is let go at once; then there is room."""
+    monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(connections, "_MOST_TOLD", 0)
+    context = client_context(str(certificate.file))
+    async with serve_http(client.app, certificate.context, connections.Connections(2)) as url, asyncio.timeout(10):
+        port = int(url.rpartition(":")[2])
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        silent[1][1].write(b"\x16\x03\x01\x02\x00")  # the beginning of a hello
+        with pytest.raises(OSError, match=r"(?i)eof|reset|closed"):
+            await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        for reader, writer in silent:
+            assert await reader.read() == b""
+            writer.close()
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+
+def test_an_end_does_not_wait_for_handshakes(certificate):
+    server = Server(ssl_certfile=str(certificate.file), ssl_keyfile=str(certificate.key))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+        time.sleep(0.05)
+        server.signal()
+        assert silent.recv(10) == b""
+        assert server.wait(10) == 0
+        assert "timeout" not in server.said()
+    server.end()
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

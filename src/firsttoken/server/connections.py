@@ -10,8 +10,9 @@ from firsttoken.server.errors import ApiError, unavailable
 
 log = logging.getLogger(__name__)
 
-# Files that the process needs for other things than connections.
+# Files that the process needs for other things than connections, and the part of them for those who are turned away.
 _OTHER_FILES = 128
+_MOST_TOLD = 64
 
 
 class Connections:
@@ -22,6 +23,7 @@ class Connections:
         self._most_of_one = most_of_one
         self._of: Counter[str] = Counter()
         self._all = 0
+        self._told = 0
 
     def enter(self, address: str) -> ApiError | None:
         """Take in one more. If there are enough already, it is not taken, and told why."""
@@ -47,6 +49,16 @@ class Connections:
         self._of[address] -= 1
         if not self._of[address]:
             del self._of[address]
+
+    def enter_to_be_told(self) -> bool:
+        """Whether one that was not taken in may stay until it can be told why: over TLS that takes a while."""
+        if self._told >= _MOST_TOLD:
+            return False
+        self._told += 1
+        return True
+
+    def leave_told(self) -> None:
+        self._told -= 1
 
 
 def make_room(connections: int) -> None:

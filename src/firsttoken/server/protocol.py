@@ -61,11 +61,15 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._limits = connections
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(  # type: ignore[override]
+        self, transport: asyncio.Transport, counted: str | None = None
+    ) -> None:
+        """``counted``: the address under which it is among the server's connections already."""
         super().connection_made(transport)
         # TLS has a buffer of its own, empty at first, and to it 0 would mean that it is full: a byte is the least.
         transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0)
-        if self._limits is not None:
+        self._address = counted
+        if self._limits is not None and counted is None:
             address = self.client[0] if self.client else ""
             if (error := self._limits.enter(address)) is not None:
                 self._turn_away(error)

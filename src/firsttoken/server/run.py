@@ -32,6 +32,7 @@ from firsttoken.server.config import ServerConfig
 from firsttoken.server.connections import Connections, make_room
 from firsttoken.server.ending import Ending
 from firsttoken.server.exporting import exporting
+from firsttoken.server.handshake import over_tls
 from firsttoken.server.listener import bind, listen
 from firsttoken.server.protocol import Protocol as OwnProtocol
 from firsttoken.server.start_lines import CHAT, IDS, TEXT, promises, start_lines, start_parts, try_lines
@@ -248,10 +249,12 @@ class _Uvicorn(uvicorn.Server):
 def _uvicorn_config(
     app: FirstTokenApp, tls: ssl.SSLContext | None = None, connections: Connections | None = None
 ) -> uvicorn.Config:
+    # Not by uvicorn's own options for TLS, which name no file that is at fault, and count nobody before he has spoken.
+    protocol = partial(OwnProtocol if tls is None else partial(over_tls, tls), connections=connections)
     config = uvicorn.Config(
         app,
         loop="none",
-        http=partial(OwnProtocol, connections=connections),  # type: ignore[arg-type]  # it is called, no more
+        http=protocol,  # type: ignore[arg-type]  # it is called, no more
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -264,7 +267,6 @@ def _uvicorn_config(
         timeout_graceful_shutdown=CLOSE_S,
     )
     config.load()
-    config.ssl = tls  # not by its own options for files, which name none that is at fault
     return config
 
 
