@@ -16,9 +16,8 @@ SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_tex
 CALLED = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
 
-def messages(given, instructions=None):
-    items = decode_input(msgspec.Raw(msgspec.json.encode(given)), 10_000, 8)
-    return to_messages(items, instructions, max_messages=8)
+def messages(given, before=()):
+    return to_messages(decode_input(msgspec.Raw(msgspec.json.encode(given)), 10_000, 8), before)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +71,9 @@ def test_items_become_messages(given, expected):
     assert messages(given) == expected
 
 
-def test_instructions_come_first():
-    assert messages("hi", "be brief") == [{"role": "system", "content": "be brief"}, USER]
+def test_what_was_called_before_is_known():
+    before = messages([USER, CALL])
+    assert messages([OUTPUT], before) == [{"role": "tool", "content": "4", "tool_call_id": "c1"}]
 
 
 @pytest.mark.parametrize(

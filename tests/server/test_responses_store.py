@@ -15,7 +15,7 @@ class Clock:
 
 
 def kept(name: str, previous: str | None = None, size: int = 10) -> Kept:
-    return Kept(name, b"x" * size, b"", previous)
+    return Kept(name, b"x" * size, b"", b"", previous)
 
 
 def names(chain) -> list[str]:

@@ -79,8 +79,7 @@ def response(data: bytes) -> None:
         found = _RESPONSE.decode(body)
         items = decode_input(found.input, _LIMIT, _MOST)
         with renamed(NAMES):
-            messages = of_items(items, found.instructions, max_messages=_MOST)
-            _check(messages, of_response(found))
+            _check(of_items(items), of_response(found))
     except (ApiError, InvalidRequest) as error:
         _check_refusal(error, ResponsesRequest)
 

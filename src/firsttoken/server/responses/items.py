@@ -63,31 +63,20 @@ def _refuse(item: Item, path: str) -> None:
                 refuse_unimplemented(part, _REFUSED[InputText], f"{path}content[{index}].")
 
 
-def to_messages(
-    items: Sequence[Item], instructions: str | None = None, *, before: int = 0, max_messages: int
-) -> list[dict[str, Any]]:
-    """The conversation as chat has it. What the assistant thought, said and called in one go is one message.
-
-    The first ``before`` items are those of earlier responses, and errors are told of what follows. Raises `ApiError`
-    400: an output of a call that nobody made, too many items.
-    """
-    if len(items) > max_messages:
-        raise bad_request(
-            f"input and the responses before it hold {len(items)} items; at most {max_messages}", "previous_response_id"
-        )
-    chat = _Chat()
-    if instructions is not None:
-        chat.say("system", instructions)
-    for index, item in enumerate(items, -before):
+def to_messages(items: Sequence[Item], before: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+    """What chat has in their place, behind the messages ``before``. What the assistant thought, said and called in one
+    go is one message. Raises `ApiError` 400: an output of a call that nobody made."""
+    chat = _Chat(before)
+    for index, item in enumerate(items):
         chat.add(item, f"{INPUT}[{index}]")
     return chat.messages
 
 
 class _Chat:
-    def __init__(self) -> None:
+    def __init__(self, before: Sequence[dict[str, Any]]) -> None:
         self.messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None  # the assistant's message that may still grow
-        self._calls: set[str] = set()  # their ids
+        self._calls = {call["id"] for message in before for call in message.get("tool_calls", ())}
 
     def say(self, role: str, content: str, **more: str) -> None:
         self.messages.append({"role": role, "content": content, **more})

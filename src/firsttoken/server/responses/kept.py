@@ -14,8 +14,6 @@ from firsttoken.server.decode import off_loop
 from firsttoken.server.encode import to_json
 from firsttoken.server.errors import ApiError, bad_request
 from firsttoken.server.query import check_query, whole_number
-from firsttoken.server.responses.items import as_items
-from firsttoken.server.responses.schema import Item, MessageItem
 from firsttoken.server.responses.store import Kept, ResponseStore
 
 MAX_LISTED, LISTED = 100, 20
@@ -23,19 +21,7 @@ _SHOWN_ID = 80
 _PREFIXES = {"function_call": "fc", "function_call_output": "fco", "message": "msg", "reasoning": "rs"}
 
 
-class _Answered(msgspec.Struct):
-    output: list[dict[str, Any]]
-
-
 _INPUT: msgspec.json.Decoder[str | list[dict[str, Any]]] = msgspec.json.Decoder(str | list[dict[str, Any]])
-_OUTPUT = msgspec.json.Decoder(_Answered)
-
-
-def earlier_items(kept: Kept) -> list[Item]:
-    """What was said in its turn: its own input, and its answer."""
-    given = _INPUT.decode(kept.input)
-    asked = [MessageItem(role="user", content=given)] if isinstance(given, str) else as_items(given, "input")
-    return [*asked, *as_items(_OUTPUT.decode(kept.body).output, "output")]
 
 
 def input_items(kept: Kept) -> list[dict[str, Any]]:

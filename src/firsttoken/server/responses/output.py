@@ -9,7 +9,14 @@ from typing import Any, assert_never
 import msgspec
 
 from firsttoken.server.encode import to_json
-from firsttoken.server.responses.schema import Status
+from firsttoken.server.responses.schema import (
+    FunctionCallItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    ReasoningText,
+    Status,
+)
 from firsttoken.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
 # Of one token each, encoded: four events tell them, and to encode those of a long answer takes milliseconds.
@@ -51,6 +58,10 @@ class OutputItem:
     def _fields(self) -> dict[str, Any]:
         raise NotImplementedError
 
+    def given_back(self) -> Item:
+        """The item as a caller would send it back."""
+        raise NotImplementedError
+
 
 class MessageOutput(OutputItem):
     """What was said. ``logprobs`` are those of its tokens, None where nobody asked."""
@@ -69,6 +80,9 @@ class MessageOutput(OutputItem):
         content = [self.part()] if self.status != "in_progress" else []
         return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
 
+    def given_back(self) -> Item:
+        return MessageItem(role="assistant", content=self.text)
+
 
 class ReasoningOutput(OutputItem):
     """What was thought."""
@@ -85,6 +99,9 @@ class ReasoningOutput(OutputItem):
     def _fields(self) -> dict[str, Any]:
         content = [self.part()] if self.status != "in_progress" else []
         return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": content}
+
+    def given_back(self) -> Item:
+        return ReasoningItem(content=[ReasoningText(text=self.text)])
 
 
 class CallOutput(OutputItem):
@@ -105,6 +122,9 @@ class CallOutput(OutputItem):
             "name": self.start.name,
             "arguments": self.text,
         }
+
+    def given_back(self) -> Item:
+        return FunctionCallItem(call_id=self.start.id, name=self.start.name, arguments=self.text)
 
 
 class Output:
@@ -162,6 +182,10 @@ class Output:
 
     def shown(self) -> list[Any]:
         return [item.shown() for item in self.items]
+
+    def given_back(self) -> list[Item]:
+        """The items as a caller would send them back."""
+        return [item.given_back() for item in self.items]
 
     def _begin(self, item: OutputItem) -> None:
         self.items.append(item)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call
 from firsttoken.server.chat_ask import chat_ask
@@ -19,7 +21,7 @@ from firsttoken.server.renamed import advised, renamed
 from firsttoken.server.responses.body import Head, described, ended, usage_of
 from firsttoken.server.responses.events import ResponseEvents, TokenProbabilities
 from firsttoken.server.responses.items import decode_input, to_messages
-from firsttoken.server.responses.kept import earlier_items, not_found
+from firsttoken.server.responses.kept import not_found
 from firsttoken.server.responses.output import Output, new_id
 from firsttoken.server.responses.request import NAMES, chat_request
 from firsttoken.server.responses.schema import Item, ResponsesRequest
@@ -45,6 +47,7 @@ _TYPES = (
     (r"text\.format\.type", "supported are text, json_object and json_schema"),
 )
 _REFUSED = refused_fields(ChatRequest)
+_SAID = msgspec.json.Decoder(list[dict[str, Any]])
 # Bytes of events that are written in one go: those that end an answer with many log-probabilities have megabytes each.
 _TOGETHER = 1 << 16
 
@@ -56,6 +59,8 @@ class _Job:
     request: ResponsesRequest
     conversation: Conversation
     head: Head
+    asked: list[bytes]
+    """The messages of its input, encoded, where it is kept."""
 
     def described(self) -> dict[str, Any]:
         return described(self.request, self.conversation, self.head)
@@ -90,15 +95,16 @@ class ResponsesRoute:
         state = self._state
         self._check_store(request)
         before = self._chain(call, request)
-        size = sum(one.size for one in before)
-        messages = await off_loop(size, self._messages, before, items, request.instructions)
+        kept = bool(self._store.capacity) and request.store is not False
+        size = len(memoryview(request.input)) + sum(len(one.said) for one in before)
+        messages, asked = await off_loop(size, self._messages, before, items, request.instructions)
         chat = chat_request(request)
         refuse_unimplemented(chat, _REFUSED)
         ask, tier = chat_ask(state, call, chat, messages)
         conversation = await open_conversation(state, call, ask)
         call.response_id = new_id("resp")
-        kept = bool(self._store.capacity) and request.store is not False
-        return _Job(request, conversation, Head(call.response_id, int(time.time()), state.llm.model_name, tier, kept))
+        head = Head(call.response_id, int(time.time()), state.llm.model_name, tier, kept)
+        return _Job(request, conversation, head, [to_json(one) for one in asked] if kept else [])
 
     def _decode(self, body: bytes) -> tuple[ResponsesRequest, list[Item]]:
         request = self._decoder.decode(body)
@@ -121,7 +127,7 @@ class ResponsesRoute:
         found = self._store.chain(call.caller.tenant, id_)
         if isinstance(found, str):
             raise not_found(found, self._store, "previous_response_id", before=None if found == id_ else id_)
-        size = sum(one.size for one in found)
+        size = sum(len(one.said) for one in found)
         if size > self._state.prompt_limit:
             raise bad_request(
                 f"the responses before it take {size} bytes of JSON, more than this model's context can hold "
@@ -131,10 +137,20 @@ class ResponsesRoute:
             )
         return found
 
-    def _messages(self, before: list[Kept], items: list[Item], instructions: str | None) -> list[dict[str, Any]]:
-        past = [item for kept in before for item in earlier_items(kept)]
+    def _messages(
+        self, before: list[Kept], items: list[Item], instructions: str | None
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """All messages of the chat, and those of the input alone."""
+        past = [message for kept in before for message in _SAID.decode(kept.said)]
         most = self._state.config.max_messages
-        return to_messages([*past, *items], instructions, before=len(past), max_messages=most)
+        if len(past) + len(items) > most:
+            raise bad_request(
+                f"input and the responses before it hold {len(past) + len(items)} messages; at most {most}",
+                "previous_response_id",
+            )
+        asked = to_messages(items, past)
+        told = [] if instructions is None else [{"role": "system", "content": instructions}]
+        return [*told, *past, *asked], asked
 
     # ------------------------------------------------------------------------ answers
 
@@ -193,6 +209,7 @@ class ResponsesRoute:
         timings = conversation.generation.timings() if request.timings else None
         response = to_json(ended(start, output.shown(), finish_reason, usage_of(conversation), timings))
         if job.head.kept:
-            kept = Kept(job.head.id, response, bytes(request.input), request.previous_response_id)
+            said = b",".join([*job.asked, *map(to_json, to_messages(output.given_back()))])
+            kept = Kept(job.head.id, response, bytes(request.input), b"[" + said + b"]", request.previous_response_id)
             self._store.put(call.caller.tenant, kept)
         return response

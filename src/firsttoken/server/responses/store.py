@@ -16,16 +16,18 @@ _OVERHEAD = 512  # bytes of an entry, beside what it holds
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A response: its JSON, the ``input`` that it was asked with (JSON, too), and the one that it goes on from."""
+    """A response: its JSON, the ``input`` that it was asked with, what was said in its turn as messages of a chat (both
+    JSON, too), and the one that it goes on from."""
 
     id: str
     body: bytes
     input: bytes
+    said: bytes
     previous: str | None
 
     @property
     def size(self) -> int:
-        return len(self.body) + len(self.input) + _OVERHEAD
+        return len(self.body) + len(self.input) + len(self.said) + _OVERHEAD
 
 
 @dataclass(slots=True)
