@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import openai
 import pytest
 
 from firsttoken.engine.stub import Fault
 from firsttoken.server.config import ServerConfig
-from tests.server.conftest import forever
+from tests.server.conftest import TEMPLATE, forever, say
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -162,3 +163,41 @@ async def test_64_callers_get_their_own_text(make_client, serve_http):
 
         names = [f"caller {number}" for number in range(64)]
         assert await asyncio.gather(*map(ask, names)) == [f"{name} again" for name in names]
+
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+TIME = {"type": "function", "function": {"name": "get_time", "parameters": PARAMETERS}}
+
+
+def calls_of(names: tuple[str, ...]) -> str:
+    calls = ({"name": name, "arguments": {"city": "Tōkyō"}} for name in names)
+    return "\n".join(f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls)
+
+
+async def test_tools(make_client, serve_http):
+    names = ("get_weather", "get_time")
+    template = TEMPLATE + "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}"
+    script = say("Let me see.\n" + calls_of(names))
+    async with (
+        make_client(script, template=template) as client,
+        serve_http(client.app) as url,
+        async_client(f"{url}/v1") as ai,
+    ):
+        asked = {"model": "stub", "messages": MESSAGES, "tools": [WEATHER, TIME]}
+        message = (await ai.chat.completions.create(**asked)).choices[0].message
+        assert message.content == "Let me see."
+        assert [call.function.name for call in message.tool_calls] == list(names)
+        assert [json.loads(call.function.arguments) for call in message.tool_calls] == [{"city": "Tōkyō"}] * 2
+        async with ai.chat.completions.stream(**asked) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_completion()
+        done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+        assert [(event.name, json.loads(event.arguments)) for event in done] == [
+            (name, {"city": "Tōkyō"}) for name in names
+        ]
+        assert final.choices[0].finish_reason == "tool_calls"
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "18"} for call in message.tool_calls]
+        again = [*MESSAGES, message, *results]
+        reply = await ai.chat.completions.create(**asked | {"messages": again, "parallel_tool_calls": False})
+        assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -222,3 +223,22 @@ def test_no_text_depends_on_how_it_was_cut(form, text, hidden):
     assert hear(reader(form, hidden=hidden), text) == whole
     if not whole.calls and not hidden:
         assert whole.content == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 60_000,
+        "<tool_call>" * 6_000,
+        '<tool_call>{"arguments": {"a":' * 2_000,
+        '<tool_call>{"arguments": "' * 2_000,
+        '<tool_call>{"arguments": ' + "[" * 60_000,
+        '<tool_call>{"name": "f", "arguments": {"a": "' + '\\"' * 30_000,
+    ],
+    ids=["blanks", "marks", "objects", "strings", "brackets", "escapes"],
+)
+def test_time_is_linear_in_the_text(text):
+    """A model may be asked to say anything. Each of these took many times as long when it was twice as long."""
+    began = time.process_time()
+    hear(reader("hermes"), [text[start : start + 4] for start in range(0, len(text), 4)])
+    assert time.process_time() - began < 3

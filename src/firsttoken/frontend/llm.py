@@ -157,13 +157,15 @@ class LLM(PoolingCalls):
         *,
         use_tqdm: bool = False,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         service_class: Classes = "p2",
         priority: Priorities = None,
         cache_hint: Hints = None,
     ) -> list[RequestOutput]:
-        """`generate` for one conversation, or several, by the checkpoint's chat template. Raises as `generate`."""
+        """`generate` for one conversation, or several, by the checkpoint's chat template; with
+        ``continue_final_message`` the last message, the assistant's, goes on. Raises as `generate`."""
         several = bool(messages) and not isinstance(messages[0], dict)
         conversations: list[Any] = list(messages) if several else [messages]
         params = self._params_for(len(conversations), sampling_params)
@@ -180,6 +182,7 @@ class LLM(PoolingCalls):
                 list(conversation),
                 controls,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tools=tools,
                 template_kwargs=chat_template_kwargs,
             )

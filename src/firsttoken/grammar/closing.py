@@ -8,7 +8,7 @@ be the shortest end there is, which costs room at the end of a budget and nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from llguidance import LLMatcher, LLTokenizer
@@ -40,15 +40,23 @@ def byte_tokenizer() -> LLTokenizer:
     return LLTokenizer(ByteVocabulary(), eos_token=END, slices=[])  # type: ignore[arg-type]
 
 
-def find_closing(matcher: LLMatcher, *, json: bool, most: int = MAX_CLOSING, seconds: float = 1.0) -> bytes | None:
+def find_closing(
+    matcher: LLMatcher,
+    *,
+    json: bool,
+    ends: Sequence[bytes] = (),
+    most: int = MAX_CLOSING,
+    seconds: float = 1.0,
+) -> bytes | None:
     """Bytes after which ``matcher`` (over `byte_tokenizer`, left as it is) accepts; None when no way of at most
-    ``most`` bytes was found in about so many ``seconds``. ``json``: the grammar is one of JSON."""
+    ``most`` bytes was found in about so many ``seconds``. ``json``: the grammar has JSON in it. ``ends`` are texts of
+    which one ends a free stretch that no quote ends."""
     until_ns = now_ns() + round(seconds * NS_PER_S)
     best: bytes | None = None
     for choose in (_closers_first, _scalars_first, _least_used) if json else (_least_used, _closers_first):
         if best is not None and (len(best) <= _SHORT or choose is _least_used):
             break
-        found = _walk(matcher.deep_copy(), choose, most if best is None else len(best) - 1, until_ns)
+        found = _walk(matcher.deep_copy(), choose, ends, most if best is None else len(best) - 1, until_ns)
         best = best if found is None else found
     return best
 
@@ -56,15 +64,22 @@ def find_closing(matcher: LLMatcher, *, json: bool, most: int = MAX_CLOSING, sec
 Choose = Callable[[list[int], list[int]], int]
 
 
-def _walk(matcher: LLMatcher, choose: Choose, most: int, until_ns: int) -> bytes | None:
+def _walk(matcher: LLMatcher, choose: Choose, ends: Sequence[bytes], most: int, until_ns: int) -> bytes | None:
     path = bytearray()
     used = [0] * 256
+    free = 0  # bytes for which anything might have come
+    end = b""  # what is left of one of the ends
     while not matcher.is_accepting():
         # Not by `compute_ff_bytes`, which keeps the interpreter's lock for as long as a forced text is long.
         allowed = _bytes_of(matcher.compute_bitmask())
         if not allowed or len(path) >= most or now_ns() > until_ns:
             return None
+        free = free + 1 if not end and _FREE.issubset(allowed) else 0
+        if free > 1 and ends:
+            end, free = ends[used[_QUOTE] % len(ends)], 0
         byte = allowed[0] if len(allowed) == 1 else choose(allowed, used)
+        if end:
+            byte, end = (end[0], end[1:]) if end[0] in allowed else (byte, b"")
         used[byte] += 1
         path.append(byte)
         if not matcher.consume_token(byte):

@@ -8,7 +8,7 @@ from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.grammar import Grammar
 from firsttoken.grammar.closing import MAX_CLOSING, find_closing
 from firsttoken.grammar.growth import growth_of
-from firsttoken.grammar.source import LIMITS, refuse, to_llguidance
+from firsttoken.grammar.source import LIMITS, ends_of, has_json, refuse, to_llguidance
 from firsttoken.grammar.tokens import TokenTable
 
 
@@ -27,8 +27,8 @@ class Compiled:
         for matcher in (self._tokens, self._bytes):
             if matcher.is_error():
                 raise refuse(grammar, matcher.get_error())
-        self.is_json = grammar.kind in ("json_schema", "json_object")
-        closing = find_closing(self._bytes, json=self.is_json)
+        self.has_json, self.ends = has_json(grammar), ends_of(grammar)
+        closing = find_closing(self._bytes, json=self.has_json, ends=self.ends)
         shortest = None if closing is None else table.spell(closing)
         if shortest is None:
             error = self._bytes.get_error()

@@ -173,7 +173,8 @@ class GrammarRow:
         if matcher.is_error():
             return None
         most = min(MAX_CLOSING, _TOKEN_BYTES * self._left)
-        closing = find_closing(matcher, json=self._compiled.is_json, most=most, seconds=_SEARCH_S)
+        made = self._compiled
+        closing = find_closing(matcher, json=made.has_json, ends=made.ends, most=most, seconds=_SEARCH_S)
         return None if closing is None else self._compiled.table.spell(closing)
 
     def _set_way(self, way: list[int]) -> None:

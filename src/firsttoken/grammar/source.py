@@ -32,6 +32,7 @@ _JSON_OPTIONS: JsonCompileOptions = {
     "lenient": False,
     "coerce_one_of": False,
 }
+_SUFFIX = re.compile(r'\[suffix=("(?:[^"\\\n]|\\[\\"n])*")\]')
 _MAX_MESSAGE = 400
 MAX_CHOICES = 4096
 
@@ -56,6 +57,16 @@ def to_llguidance(grammar: Grammar) -> str:
                     grammar, "this is GBNF (it has ::=); write it in llguidance's dialect of Lark, with a rule 'start:'"
                 )
             return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def ends_of(grammar: Grammar) -> tuple[bytes, ...]:
+    """The texts with which a Lark grammar says that free stretches end."""
+    found = _SUFFIX.findall(grammar.source) if grammar.kind == "lark" else []
+    return tuple(dict.fromkeys(msgspec.json.decode(text, type=str).encode() for text in found))
+
+
+def has_json(grammar: Grammar) -> bool:
+    return grammar.kind in ("json_schema", "json_object") or (grammar.kind == "lark" and "%json" in grammar.source)
 
 
 def choices_of(grammar: Grammar) -> list[str]:

@@ -17,6 +17,7 @@ from firsttoken.core.timeline import Mark
 from firsttoken.frontend.bad_words import spelt
 from firsttoken.frontend.prompts import cut_as_asked
 from firsttoken.server.call import Call
+from firsttoken.server.constraint import constrain
 from firsttoken.server.cost import allow
 from firsttoken.server.errors import bad_request
 from firsttoken.server.readers import AnswerReaders
@@ -83,11 +84,16 @@ class Conversation:
     async def said(self) -> AsyncIterator[Said]:
         """The answers as they come, those of ``params.n`` side by side. Raises what `streaming.deltas` raises."""
         echo = dict.fromkeys(range(self.params.n), self.ask.echo) if self.ask.echo else {}
-        async for delta in deltas(self.generation, prompt_field=self.ask.param):
-            said = self._said(delta)
-            if echo and (text := echo.pop(delta.index, "")):
-                said.pieces = (Content(text), *said.pieces)
-            yield said
+        try:
+            async for delta in deltas(self.generation, prompt_field=self.ask.param):
+                said = self._said(delta)
+                if echo and (text := echo.pop(delta.index, "")):
+                    said.pieces = (Content(text), *said.pieces)
+                yield said
+        except InvalidRequest as error:
+            if error.param != "grammar" or self.params.grammar is not None or self.ask.tools is None:
+                raise
+            raise InvalidRequest(error.message, param="tools", code=error.code) from None  # it was made of them
 
     def _said(self, delta: Delta) -> Said:
         if self.readers is None:
@@ -124,20 +130,22 @@ async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversati
     """Render, tokenise and send it to the engine. Raises `ApiError` and `InvalidRequest` that name ``ask.param``, and
     what `AsyncLLM.open` raises."""
     llm, formats, tools = state.llm, state.formats, ask.tools
-    if tools is not None and tools.forced:
-        raise bad_request("a tool call cannot be forced: send tool_choice 'auto', or leave it out", "tool_choice")
     call.timeline.stamp(Mark.PARSED)
     rendered = await render(state, ask)
     call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)
     call.timeline.stamp(Mark.TOKENIZED, rendered.tokenized_ns)
-    begun = content_text(ask.messages[-1]) if ask.continue_final_message else ""
-    thinks = formats.thinks(rendered.text, begun)
-    readers = AnswerReaders.of(formats, ask.params, tools, llm.tokenizer, thinks)
-    allow(state, call, [rendered.ids], ask.params, param=ask.param)
-    params = await spelt(ask.params, llm.tokenizer)
+    so_far = content_text(ask.messages[-1]) if ask.continue_final_message else ""
+    held = constrain(tools, ask.params.grammar, formats, formats.thinks(rendered.text, so_far))
+    params = ask.params if held.grammar is ask.params.grammar else ask.params.replace(grammar=held.grammar)
+    prompt = rendered.ids
+    if (more := held.closed + held.begun) and llm.tokenizer is not None:
+        prompt = prompt + llm.tokenizer.encode(more, add_special_tokens=False)
+    readers = AnswerReaders.of(formats, params, tools, llm.tokenizer, held.thinks, held.begun)
+    allow(state, call, [prompt], params, param=ask.param)
+    params = await spelt(params, llm.tokenizer)
     try:
         generation = llm.open(
-            rendered.ids,
+            prompt,
             params,
             request_id=call.request_id,
             timeline=call.timeline,
@@ -147,4 +155,4 @@ async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversati
     except InvalidRequest as error:
         raise named(error, ask.param) from None
     call.generations.append(generation)
-    return Conversation(ask, rendered.ids, generation, readers)
+    return Conversation(ask, prompt, generation, readers)

@@ -10,7 +10,8 @@ from firsttoken.server.tools import ToolUse
 from firsttoken.text.answer_formats import AnswerFormats
 from firsttoken.text.pieces import Piece, Reader
 from firsttoken.text.reasoning import ReasoningReader, Thinks
-from firsttoken.text.tools.reader import ToolReader
+from firsttoken.text.tools.formats import NoCalls
+from firsttoken.text.tools.reader import Offer, ToolReader
 
 if TYPE_CHECKING:
     from firsttoken.frontend.generation import Delta
@@ -27,6 +28,7 @@ class AnswerReaders:
         tools: ToolUse | None,
         tokenizer: Tokenizer,
         thinks: Thinks,
+        begun: str,
     ) -> None:
         reasons = thinks != "no"
         marks = [formats.tool_marks] * (tools is not None) + [formats.reasoning_marks] * reasons
@@ -39,7 +41,7 @@ class AnswerReaders:
         self._readers: list[Reader] = []
         self._thoughts: list[_Thought] = []
         for _ in range(params.n):
-            reader = self._tool_reader()
+            reader = self._tool_reader(begun)
             if reasons:
                 assert formats.reasoning is not None
                 reader = thinking = ReasoningReader(formats.reasoning, reader, inside=thinks == "on")
@@ -55,11 +57,13 @@ class AnswerReaders:
         tools: ToolUse | None,
         tokenizer: Tokenizer | None,
         thinks: Thinks,
+        begun: str = "",
     ) -> AnswerReaders | None:
-        """None where there is nothing but content to find in the answers."""
+        """None where there is nothing but content to find in the answers. ``begun`` is what of a call stands at the end
+        of the prompt."""
         if tokenizer is None or (tools is None and thinks == "no"):
             return None
-        return cls(formats, params, tools, tokenizer, thinks)
+        return cls(formats, params, tools, tokenizer, thinks, begun)
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -79,10 +83,12 @@ class AnswerReaders:
             return pieces, "tool_calls"
         return pieces, delta.finish_reason
 
-    def _tool_reader(self) -> Reader | None:
+    def _tool_reader(self, begun: str) -> Reader | None:
         if self._tools is None or self._formats.tools is None:
-            return None
-        return ToolReader(self._formats.tools, self._tools.offer(), hidden=self._hidden)
+            return ToolReader(NoCalls(), Offer(), hidden=self._hidden) if self._hidden else None
+        reader = ToolReader(self._formats.tools, self._tools.offer(), hidden=self._hidden)
+        reader.push(begun)  # there is nothing to tell of it yet
+        return reader
 
 
 class _Thought:

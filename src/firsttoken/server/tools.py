@@ -38,7 +38,11 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        return {"type": "object", "properties": {}, **(self.parameters or {})}
+        """In the order in which it was given, which a model reads."""
+        schema = dict(self.parameters or {})
+        for name, usual in (("type", "object"), ("properties", {})):
+            schema.setdefault(name, usual)
+        return schema
 
 
 @dataclass(frozen=True, slots=True)

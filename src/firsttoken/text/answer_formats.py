@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.text.reasoning import REASONING_FORMATS, ReasoningFormat, Thinks
-from firsttoken.text.tools.formats import FORMATS
+from firsttoken.text.tools.formats import FORMATS, Mistral
 from firsttoken.text.tools.reader import ToolFormat
 
 if TYPE_CHECKING:
@@ -94,15 +94,20 @@ def _tool_format(template: ChatTemplate, name: str) -> tuple[ToolFormat | None, 
     if "tools" not in template.reads:
         return None, "this model's chat template does not support tools"
     if name != AUTO:
-        return FORMATS[name], ""
+        return _taught(FORMATS[name], template), ""
     for sign, found in _SIGNS:
         if sign in template.source:
-            return FORMATS[found], ""
+            return _taught(FORMATS[found], template), ""
     known = ", ".join(FORMATS)
     return None, (
         "its template does not say how this model writes tool calls: if it is one of the ways that are known here "
         f"({known}), start the server with --tool-parser"
     )
+
+
+def _taught(form: ToolFormat, template: ChatTemplate) -> ToolFormat:
+    """Of Mistral's two ways of writing the one that the template writes."""
+    return Mistral(named=True) if form.name == "mistral" and "[ARGS]" in template.source else form
 
 
 def _reasoning_format(template: ChatTemplate) -> ReasoningFormat | None:

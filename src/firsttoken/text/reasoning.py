@@ -45,7 +45,8 @@ class ReasoningReader:
     def __init__(self, form: ReasoningFormat, rest: Reader | None, *, inside: bool) -> None:
         self._opening, self._closing = form.opening, form.closing
         self._rest = rest
-        self._text = ""  # not told yet
+        self._text = ""  # not looked at yet
+        self._space: list[str] = []  # held back: it is reasoning if reasoning follows
         self._inside = inside
         self._begun = False  # the opening mark, if there is one, has been seen
         self._over = False
@@ -84,13 +85,18 @@ class ReasoningReader:
     def _read(self, *, ended: bool) -> list[Piece]:
         if not self._begun:
             start = self._text.lstrip()
+            if not start and not ended:
+                self._space.append(self._text)
+                self._text = ""
+                return []
+            if not ended and self._opening.startswith(start) and start != self._opening:
+                return []
+            space, self._space = self._space, []
             if start.startswith(self._opening):
                 self._text, self._inside = start[len(self._opening) :], True
-            elif self._opening.startswith(start) and not ended:
-                return []
             elif not self._inside:
                 self._over, self._fresh = True, False
-                text, self._text = self._text, ""
+                text, self._text = "".join(space) + self._text, ""
                 return self._answer(text)
             self._begun = True
         return self._think(ended=ended)
@@ -99,14 +105,25 @@ class ReasoningReader:
         text = self._text.lstrip() if self._fresh else self._text
         end = text.find(self._closing)
         if end >= 0:
-            said, self._over, self._fresh = text[:end].rstrip(), True, True
             self._text = ""
-            return [*_reasoning(said), *self._answer(text[end + len(self._closing) :])]
-        said = text if ended else text[: len(text) - self._held(text)]
-        said = said if ended else said.rstrip()
-        self._text = text[len(said) :]
-        self._fresh = self._fresh and not said
-        return _reasoning(said)
+            pieces = self._reason(text[:end].rstrip())
+            self._over, self._fresh = True, True
+            return pieces + self._answer(text[end + len(self._closing) :])
+        certain = text if ended else text[: len(text) - self._held(text)]
+        said = certain if ended else certain.rstrip()
+        pieces = self._reason(said)
+        if len(said) < len(certain):
+            self._space.append(certain[len(said) :])
+        self._text = text[len(certain) :]
+        return pieces
+
+    def _reason(self, text: str) -> list[Piece]:
+        """More reasoning, after the white space that was held back."""
+        if not text:
+            return []
+        pieces: list[Piece] = [Reasoning("".join(self._space) + text)]
+        self._space, self._fresh = [], False
+        return pieces
 
     def _held(self, text: str) -> int:
         """Characters at the end of ``text`` that may begin the closing mark."""
@@ -122,7 +139,3 @@ class ReasoningReader:
         if self._rest is not None:
             return self._rest.push(text) if text else []
         return [Content(text)] if text else []
-
-
-def _reasoning(text: str) -> list[Piece]:
-    return [Reasoning(text)] if text else []

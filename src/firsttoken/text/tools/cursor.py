@@ -16,7 +16,8 @@ Steps = Generator[None, None, T]
 
 _SPACE = " \t\r\n"
 _IN_STRING = re.compile(r'["\\]')
-_OUTSIDE = re.compile(r'["{}\[\]]')
+# What is not a blank, a comma, a colon or in a number or literal: structure, or what has no place in JSON.
+_OUTSIDE = re.compile(r"[^\s,:0-9+\-.eEtrufalsn]")
 _SCALAR = re.compile(r"[^\s,\]}]+")
 _CLOSES = {"{": "}", "[": "]"}
 # Characters of a name or a key, and of any other value that is held back until it is whole: a text that never
@@ -110,8 +111,9 @@ class Cursor:
 
     def brackets(self, emit: Callable[[str], None], limit: int = 0) -> Steps[bool]:
         """Step over an object or array and hand out its text as it comes, up to the bracket that closes it; False
-        where a wrong one stands, which is not stepped over, or where the text ends. What was handed out is dropped,
-        and no place before it can be gone back to; with a ``limit`` it is kept, and False where it goes on beyond."""
+        where a wrong one stands, or what is no JSON, which is not stepped over, and where the text ends. What was
+        handed out is dropped, and no place before it can be gone back to; with a ``limit`` it is kept, and False where
+        it goes on beyond."""
         wanted: list[str] = []
         position = self.at
         while True:
@@ -130,10 +132,12 @@ class Cursor:
                     return False
             elif mark in _CLOSES:
                 wanted.append(_CLOSES[mark])
-            elif mark != wanted.pop():
+            elif mark != wanted[-1]:
                 self._hand_out(found.start(), emit, limit)
                 return False
-            elif not wanted:
+            else:
+                wanted.pop()
+            if not wanted:
                 self._hand_out(position, emit, limit)
                 return True
 

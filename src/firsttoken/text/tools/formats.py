@@ -295,4 +295,19 @@ def _no_constant(word: str) -> None:
     raise ValueError(word)  # NaN and Infinity are no JSON
 
 
+class NoCalls:
+    """Content alone, without marks that are control tokens."""
+
+    name = "none"
+    triggers = ()
+    markers = ()
+    bare = False
+    written = Written("", "")
+    new_id = staticmethod(call_id)
+
+    def read(self, reader: ToolReader) -> Steps[None]:
+        """Never asked for: nothing begins a call."""
+        yield from ()
+
+
 FORMATS: dict[str, ToolFormat] = {form.name: form for form in (Hermes(), Llama3(), Mistral(), Qwen3Coder())}

@@ -1,83 +1,141 @@
 """Calls that must be right, as a grammar in llguidance's dialect of Lark: in the model's own way of writing them, so
-that what is made by the grammar is read as any other answer."""
+that what is made by the grammar is read as any other answer.
+
+A grammar speaks of bytes. A control token in what a model writes can therefore not be part of one: a call that is
+forced has it at the end of its prompt, where what follows needs none.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from firsttoken.core.errors import InvalidRequest
-from firsttoken.text.thought_grammar import ANY_TEXT, Control, Thought, json_rule
+from firsttoken.core.grammar import Grammar
+from firsttoken.text.thought_grammar import ANY_TEXT, Thought, json_rule, lark, rule_of
 from firsttoken.text.tools.reader import ToolFormat
 
 Schema = Mapping[str, Any]
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties")
 
 
-class ToolGrammar:
-    """The grammars of answers of a model that writes calls in ``form``, and that may think first (``thought``)."""
+@dataclass(frozen=True, slots=True)
+class ForcedCalls:
+    """``grammar`` of what follows ``begun``, with which the answer begins and the prompt ends."""
 
-    def __init__(self, form: ToolFormat, control: Control, thought: Thought) -> None:
-        self._form = form
-        self._control = control
-        self._thought = thought
+    begun: str
+    grammar: Grammar
 
-    def forced(self, schemas: Mapping[str, Schema], *, parallel: bool) -> str:
-        """An answer that is calls of these tools and nothing else. Raises `InvalidRequest` for a schema that cannot be
-        kept to."""
-        return self._grammar("calls", [], schemas, parallel)
 
-    def strict(self, schemas: Mapping[str, Schema], *, parallel: bool) -> str:
-        """Any answer, but whatever call it has is right. Raises as `forced`."""
-        form = self._form
-        more = "*" if parallel else "?"
-        if form.bare:  # whatever begins with a brace is a call
-            # No other answer may begin as a thought does, or it could hide one.
-            no = r"{\s" + re.escape(self._thought.mark)
-            return self._grammar("(calls | other)", [rf"other: /([^{no}](.|\n)*)?/"], schemas, parallel)
-        trigger = form.triggers[0]
-        if self._control(trigger) is not None:
-            return self._grammar(f"text (calls text){more}", [f"text: {ANY_TEXT}"], schemas, parallel)
-        until = r"until[lazy]: /(.|\n)*" + re.escape(trigger).replace("/", r"\/") + "/"
-        return self._grammar(f"(until calls){more} text", [f"text: {ANY_TEXT}", until], schemas, parallel, trigger)
+def forced_calls(
+    form: ToolFormat, schemas: Mapping[str, Schema], control: Collection[str], thought: Thought, *, parallel: bool
+) -> ForcedCalls:
+    """An answer that is calls of these tools and nothing else. ``control`` are the marks of ``form`` that are control
+    tokens; where its calls begin with one, there can be no ``thought``. Raises `InvalidRequest` for a schema that
+    cannot be kept to."""
+    written = form.written
+    begun, opening, before = _begun(form, schemas, control)
+    after = _up_to_mark(written.after, control)
+    # With a control token at the beginning or the end of each, no second call could be written.
+    many = parallel and not any(mark in before + written.before + written.after for mark in control)
+    closing = written.closing
+    heads = {name: before + name + written.between for name in schemas}
+    if begun.endswith(written.between) and written.between in control:  # all of it is in the prompt
+        heads = dict.fromkeys(schemas, "")
+    rules = _call_rules(form, schemas, heads, after, written.separator if many else None, opening, closing)
+    return ForcedCalls(begun, lark("calls", rules, thought))
 
-    def _grammar(
-        self, body: str, rules: list[str], schemas: Mapping[str, Schema], parallel: bool, eaten: str = ""
-    ) -> str:
-        """``eaten``: the beginning of a call, where what stands before calls has it already."""
-        written = self._form.written
-        calls = "call"
-        if parallel and (not eaten or written.opening):
-            calls = f"call ({self._spell(written.separator)} call)*"
-        if written.opening:
-            calls = f"{self._spell(written.opening.removeprefix(eaten))} {calls} {self._spell(written.closing)}"
-            eaten = ""
-        lines = [f"start: {self._thought.start}{body}", f"calls: {calls}"]
-        lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(schemas))))
-        for index, (name, schema) in enumerate(schemas.items()):
-            head = (written.before + name + written.between).removeprefix(eaten)
-            lines.append(f"call_{index}: {self._spell(head)} args_{index} {self._spell(written.after)}")
-            lines.append(f"args_{index}: {self._arguments(schema, name)}")
-        if self._form.name == "qwen3_coder":
-            lines.append(f"bare[suffix={json.dumps(_END)}]: {ANY_TEXT}")
-        return "\n".join([*lines, *rules, *self._thought.rules]) + "\n"
 
-    def _arguments(self, schema: Schema, name: str) -> str:
-        if self._form.name == "qwen3_coder":
-            return _bare_parameters(schema, name)
-        closed = dict(schema)
-        # A tool takes the arguments that its schema names: others would keep to the schema, too, and be of no use.
-        if not any(word in closed for word in _COMPOSED):
-            closed.setdefault("additionalProperties", False)
-        return json_rule(closed)
+def strict_calls(
+    form: ToolFormat, schemas: Mapping[str, Schema], thought: Thought, *, parallel: bool, answer: Grammar | None = None
+) -> Grammar:
+    """Any answer, but whatever call it has is right; with ``answer`` one that keeps to that, or calls. For a form
+    whose marks are no control tokens. Raises `InvalidRequest` as `forced_calls`, and for an ``answer`` that cannot be
+    told apart from calls."""
+    written = form.written
+    heads = {name: written.before + name + written.between for name in schemas}
+    separator = written.separator if parallel else None
+    if answer is not None:
+        rule = rule_of(answer)
+        if rule is None or form.bare:
+            what = "calls that are bare JSON" if form.bare else "a Lark grammar"
+            raise InvalidRequest(
+                f"tools cannot be used together with a grammar for the answer, since {what} cannot be told apart from "
+                "it: leave one of them out",
+                param="tools",
+            )
+        rules = _call_rules(form, schemas, heads, written.after, separator, written.opening, written.closing)
+        return lark("(calls | answer)", [f"answer: {rule}", *rules], thought)
+    if form.bare:  # whatever begins with a brace is a call, and what begins as a thought does is one
+        rules = _call_rules(form, schemas, heads, written.after, separator, written.opening, written.closing)
+        return lark("(calls | other)", [rf"other: /([^{{\s{re.escape(thought.mark)}](.|\n)*)?/", *rules], thought)
+    trigger = form.triggers[0]  # what stands before a call ends with it, so that the call goes on behind it
+    opening = written.opening.removeprefix(trigger)
+    heads = heads if written.opening else {name: head.removeprefix(trigger) for name, head in heads.items()}
+    separator = separator if written.opening else None
+    rules = _call_rules(form, schemas, heads, written.after, separator, opening, written.closing)
+    until = rf"until[lazy]: /(.|\n)*{re.escape(trigger).replace('/', chr(92) + '/')}/"
+    return lark(f"(until calls){'*' if parallel else '?'} text", [f"text: {ANY_TEXT}", until, *rules], thought)
 
-    def _spell(self, text: str) -> str:
-        """``text`` as a sequence of terminals, control tokens by their ids."""
-        ids = {mark: index for mark in self._form.markers if (index := self._control(mark)) is not None}
-        parts = re.split("(" + "|".join(map(re.escape, ids)) + ")", text) if ids else [text]
-        return " ".join(f"<[{ids[part]}]>" if part in ids else json.dumps(part) for part in parts if part)
+
+def _begun(form: ToolFormat, schemas: Mapping[str, Schema], control: Collection[str]) -> tuple[str, str, str]:
+    """What the prompt ends with, and what is left of the opening and of what stands before a name."""
+    written, trigger = form.written, form.triggers[0]
+    if trigger not in control or form.bare:
+        return "", written.opening, written.before
+    if written.opening:
+        return trigger, written.opening.removeprefix(trigger), written.before
+    begun, before = trigger, written.before.removeprefix(trigger)
+    if len(schemas) == 1 and written.between in control:
+        begun += before + next(iter(schemas)) + written.between
+    return begun, "", before
+
+
+def _up_to_mark(text: str, control: Collection[str]) -> str:
+    """``text`` without its control tokens, which must stand at its end."""
+    for mark in control:
+        if mark in text:
+            return text[: text.index(mark)].rstrip()
+    return text
+
+
+def _call_rules(
+    form: ToolFormat,
+    schemas: Mapping[str, Schema],
+    heads: Mapping[str, str],
+    after: str,
+    separator: str | None,
+    opening: str,
+    closing: str,
+) -> list[str]:
+    """``heads`` is, by name, what stands before the arguments; without a ``separator`` there is one call."""
+    calls = "call" if separator is None else f"call ({_text(separator)} call)*"
+    rules = [
+        f"calls: {_text(opening)} {calls} {_text(closing)}",
+        "call: " + " | ".join(f"call_{index}" for index in range(len(schemas))),
+    ]
+    bare = form.name == "qwen3_coder"
+    for index, (name, schema) in enumerate(schemas.items()):
+        rules.append(f"call_{index}: {_text(heads[name])} args_{index} {_text(after)}")
+        rules.append(f"args_{index}: {_bare_parameters(schema, name) if bare else _json_arguments(schema)}")
+    if bare:
+        rules.append(f"bare[suffix={json.dumps(_END)}]: {ANY_TEXT}")
+    return rules
+
+
+def _json_arguments(schema: Schema) -> str:
+    closed = dict(schema)
+    # A tool takes the arguments that its schema names: others would keep to the schema, too, and be of no use.
+    if not any(word in closed for word in _COMPOSED):
+        closed.setdefault("additionalProperties", False)
+    return json_rule(closed)
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 _NOT_BARE = frozenset({*_COMPOSED, "$defs", "definitions"})

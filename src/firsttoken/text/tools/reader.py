@@ -87,7 +87,7 @@ class ToolReader:
         self._hidden = hidden
         self._new_id = new_id or form.new_id
         self._pieces: list[Piece] = []
-        self._space = ""  # held back: it is content if content follows
+        self._space: list[str] = []  # held back: it is content if content follows
         self._fresh = False  # nothing was said since the last call
         watched = sorted({*form.triggers, *hidden}, key=len, reverse=True)
         self._watched = re.compile("|".join(map(re.escape, watched)))
@@ -154,12 +154,11 @@ class ToolReader:
         start = cursor.at
         yield from self._form.read(self)
         if self.calls > before:
-            self._space, self._fresh = "", True
+            self._space, self._fresh = [], True
             return
         cursor.at = start + len(trigger)
         if trigger not in self._hidden:
-            self._say(self._space + trigger)
-            self._space = ""
+            self._say(trigger)
 
     def _content(self) -> Steps[str | None]:
         """Tell content up to the next trigger, at which the cursor then stands; None at the end of the text. White
@@ -170,12 +169,13 @@ class ToolReader:
             end = len(cursor.text) if found is None else found.start()
             if found is None and not cursor.ended:
                 end = self._certain(cursor.at)
-            text = self._space + cursor.text[cursor.at : end]
+            text = cursor.text[cursor.at : end]
             if self._fresh:
                 text = text.lstrip()
             said = text.rstrip()
             self._say(said)
-            self._space = text[len(said) :]
+            if len(said) < len(text):
+                self._space.append(text[len(said) :])
             cursor.at = end
             cursor.drop()
             if found is not None:
@@ -183,7 +183,7 @@ class ToolReader:
                     return found.group()
                 cursor.at = len(found.group())  # a control token that stands alone
             elif not (yield from cursor.more()) and not cursor.text:
-                self._say(self._space)
+                self._tell(Content("".join(self._space)))
                 return None
 
     def _certain(self, start: int) -> int:
@@ -197,11 +197,14 @@ class ToolReader:
         return len(text)
 
     def _say(self, text: str) -> None:
-        if not text:
-            return
-        self._fresh = False
+        """More content, after the white space that was held back."""
+        if text:
+            self._tell(Content("".join(self._space) + text))
+            self._space, self._fresh = [], False
+
+    def _tell(self, content: Content) -> None:
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, Content):
-            self._pieces[-1] = Content(last.text + text)
-        else:
-            self._pieces.append(Content(text))
+            self._pieces[-1] = Content(last.text + content.text)
+        elif content.text:
+            self._pieces.append(content)

@@ -1,0 +1,91 @@
+"""Calls that must be made, or made right: what the engine is asked for, and what the caller gets of it."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from firsttoken.server.config import ServerConfig
+from tests.server.test_tools import CALL, OTHER, THINKING, TOOL, TOOL_TEMPLATE, both
+from tests.support.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
+
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory):
+    return byte_tokenizer(tmp_path_factory.mktemp("marked"), ("<tool_call>", "</tool_call>", "<think>", "</think>"))
+
+
+@pytest.fixture
+def asking(make_client):
+    """``asking(text, ...)``: a client whose engine says ``text``, and the requests that it got."""
+
+    def make(text: str, **options):
+        got = []
+
+        def script(request):
+            got.append(request)
+            return [*text.encode(), EOS]
+
+        return make_client(script, **{"template": TOOL_TEMPLATE, **options}), got
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [({"tool_choice": "required"}, True), ({"tool_choice": NAMED}, False), ({"tool_choice": NAMED, "n": 1}, False)],
+)
+async def test_a_forced_call_is_a_grammar(asking, fields, others):
+    making, got = asking(CALL)
+    async with making as client:
+        message, finish = await both(client, tools=[TOOL, OTHER], **fields)
+        assert (len(message["tool_calls"]), message["content"], finish) == (1, None, "tool_calls")
+    grammar = got[0].params.grammar
+    assert grammar.kind == "lark"
+    assert "get_weather" in grammar.source
+    assert ('\\"f\\"' in grammar.source) is others
+
+
+async def test_no_choice_no_grammar(asking):
+    making, got = asking(CALL)
+    async with making as client:
+        await both(client, tools=[TOOL])
+        await both(client, tools=[STRICT])
+    assert [request.params.grammar is not None for request in got] == [False, False, True, True]
+
+
+async def test_it_is_thought_before_a_forced_call(asking):
+    making, got = asking(f"Hm.</think>\n\n{CALL}", template=THINKING)
+    async with making as client:
+        message, finish = await both(client, tools=[TOOL], tool_choice="required")
+        assert (message["reasoning_content"], len(message["tool_calls"]), finish) == ("Hm.", 1, "tool_calls")
+        await both(client, tools=[TOOL], tool_choice="required", enable_thinking=False)
+    assert "thought" in got[0].params.grammar.source
+    assert "thought" not in got[2].params.grammar.source
+
+
+async def test_marks_that_are_control_tokens_stand_in_the_prompt(asking, marked):
+    making, got = asking(
+        '\n{"name": "get_weather", "arguments": {}}', template=THINKING, tokenizer=marked, vocab_size=VOCAB_SIZE + 4
+    )
+    async with making as client:
+        message, finish = await both(client, tools=[TOOL], tool_choice="required")
+        assert (len(message["tool_calls"]), message["content"], finish) == (1, None, "tool_calls")
+        assert "reasoning_content" not in message
+        reply = await client.chat(tools=[STRICT])
+        assert (reply.status, reply.error["param"]) == (400, "tools")
+    begin, _, think, answer = range(VOCAB_SIZE, VOCAB_SIZE + 4)
+    # The template has opened a thought, which no call can follow: it is closed, and the call begun.
+    assert array("I", got[0].prompt)[-5:].tolist() == [think, answer, 10, 10, begin]
+
+
+async def test_what_cannot_be_enforced_is_refused(make_client):
+    composed = {"type": "function", "function": {"name": "f", "parameters": {"anyOf": [{"required": ["a"]}]}}}
+    async with make_client(config=ServerConfig(tool_parser="qwen3_coder"), template=TOOL_TEMPLATE) as client:
+        reply = await client.chat(tools=[composed], tool_choice="required")
+        assert (reply.status, reply.error["param"]) == (400, "tools")
+        assert "anyOf" in reply.error["message"]
