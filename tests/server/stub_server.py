@@ -16,7 +16,7 @@ from firsttoken.engine.stub import Fault, StubEngine
 from firsttoken.frontend.async_llm import AsyncLLM
 from firsttoken.observability.logging import setup_logging
 from firsttoken.server.config import ServerConfig
-from firsttoken.server.run import run_server
+from firsttoken.server.run import restart_policy, run_server
 from firsttoken.text.chat_template import ChatTemplate
 from tests.support.byte_tokenizer import GENERATION, TEMPLATE, VOCAB_SIZE, byte_tokenizer
 
@@ -43,7 +43,7 @@ async def launch() -> AsyncLLM:
         generation_config=GENERATION,
         model_name="stub",
         launch_engine=engine,
-        restarts=CONFIG.restart_policy(),
+        restarts=restart_policy(CONFIG),
     )
     await llm.start()
     return llm

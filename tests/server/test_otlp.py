@@ -15,8 +15,8 @@ from firsttoken.observability.otlp.export import OtlpExport
 from firsttoken.observability.otlp.settings import OtlpSettings
 from firsttoken.server.exporting import exporting
 from tests.server.conftest import forever, say
-from tests.server.test_shutdown import Server
 from tests.support.otlp_receiver import attributes, grpc_receiver, http_receiver
+from tests.support.stub_process import Server
 
 RECEIVERS = {"http": http_receiver, "grpc": grpc_receiver}
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from firsttoken.core import parser_names
 from firsttoken.text.pieces import Reasoning
 from firsttoken.text.reasoning import REASONING_FORMATS, ReasoningReader
 from firsttoken.text.tools.formats import FORMATS
@@ -64,3 +65,8 @@ def test_it_is_told_as_it_comes():
 )
 def test_where_a_prompt_leaves_it(prompt, begun, qwen3, r1):
     assert (QWEN3.after(prompt, begun), R1.after(prompt, begun)) == (qwen3, r1)
+
+
+def test_each_reader_has_its_name_where_names_are_checked():
+    assert (parser_names.AUTO, *FORMATS, parser_names.NONE) == parser_names.TOOL_PARSERS
+    assert (parser_names.AUTO, *REASONING_FORMATS, parser_names.NONE) == parser_names.REASONING_PARSERS

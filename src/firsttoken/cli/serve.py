@@ -23,7 +23,7 @@ from firsttoken.cli.options import (
     size,
 )
 from firsttoken.core.errors import ConfigError
-from firsttoken.text.answer_formats import REASONING_PARSERS, TOOL_PARSERS
+from firsttoken.core.parser_names import REASONING_PARSERS, TOOL_PARSERS
 
 if TYPE_CHECKING:
     from firsttoken.text.prompt_templates import PromptTemplate

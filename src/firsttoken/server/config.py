@@ -10,12 +10,11 @@ from typing import Literal
 import msgspec
 
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.parser_names import AUTO, REASONING_PARSERS, TOOL_PARSERS
 from firsttoken.core.service import KeyRule, Targets
 from firsttoken.core.targets_file import KEY_NAME
-from firsttoken.frontend.restarts import RestartPolicy
 from firsttoken.observability.health import DEAD_AFTER_S
 from firsttoken.observability.otlp.settings import Protocol, check_endpoint
-from firsttoken.text.answer_formats import AUTO, REASONING_PARSERS, TOOL_PARSERS
 
 MIB = 1 << 20
 # JSON bytes a prompt may take per token of context: far above any real text (about 4, or 24 when a client escapes
@@ -149,9 +148,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"the targets have a rule for a key called {name!r:.80}, but there is no such key: "
                     f"give --api-key {name:.80}=KEY, or take the rule out"
                 )
-
-    def restart_policy(self) -> RestartPolicy:
-        return RestartPolicy(limit=self.engine_restarts, hung_after_s=self.engine_hung_s)
 
     def named_keys(self) -> list[ApiKey]:
         """The keys with their names and rules."""

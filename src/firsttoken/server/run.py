@@ -24,6 +24,7 @@ import uvloop
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import ConfigError
+from firsttoken.frontend.restarts import RestartPolicy
 from firsttoken.observability.audit_file import check_writable
 from firsttoken.observability.logging import logging_setup
 from firsttoken.observability.otlp.settings import OtlpSettings, resolve
@@ -75,10 +76,14 @@ def serve(
     from firsttoken.frontend.async_llm import AsyncLLM
 
     def launch() -> Awaitable[AsyncLLM]:
-        restarts = config.restart_policy()
+        restarts = restart_policy(config)
         return AsyncLLM.launch(args, handle=handle, prompt_templates=prompt_templates, restarts=restarts)
 
     return _run(config, listener, launch, began_ns)
+
+
+def restart_policy(config: ServerConfig) -> RestartPolicy:
+    return RestartPolicy(limit=config.engine_restarts, hung_after_s=config.engine_hung_s)
 
 
 def run_server(config: ServerConfig, launch: Callable[[], Awaitable[AsyncLLM]]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.parser_names import AUTO, NONE
 from firsttoken.text.reasoning import REASONING_FORMATS, ReasoningFormat, Thinks
 from firsttoken.text.tools.formats import FORMATS, Mistral
 from firsttoken.text.tools.reader import ToolFormat
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from firsttoken.text.chat_template import ChatTemplate
     from firsttoken.text.tokenizer import Tokenizer
 
-AUTO, NONE = "auto", "none"
-TOOL_PARSERS = (AUTO, *FORMATS, NONE)
-REASONING_PARSERS = (AUTO, *REASONING_FORMATS, NONE)
 # What a template writes for the calls of past turns, or tells the model to write: the first that it holds.
 _SIGNS = (
     ("[TOOL_CALLS]", "mistral"),
