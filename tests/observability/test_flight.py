@@ -89,6 +89,15 @@ def test_a_request_is_kept_with_its_times(tmp_path, clock):
     assert (request.outcome, len(request.pieces)) == ("finished", 3)
 
 
+def test_a_prompt_alone_is_kept(tmp_path, clock):
+    flight = recorder(tmp_path)
+    flight.submitted([msgspec.structs.replace(ask(1, [5] * 20), max_tokens=0, pooling="mean")])
+    clock.now += MS
+    tell(flight, clock, RequestDelta(1, [], finish_reason="stop", pooled=b"1234"))
+    [request] = written(flight).requests
+    assert (request.outcome, request.prompt_tokens, request.max_tokens, request.output_tokens) == ("finished", 20, 0, 0)
+
+
 def test_how_a_request_ends_is_told_apart(tmp_path, clock):
     flight = recorder(tmp_path)
     flight.submitted([ask(number, [number]) for number in range(1, 8)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import openai
 import pytest
 
 from firsttoken.server.config import ServerConfig
@@ -143,3 +144,13 @@ async def test_bad_words_and_allowed_tokens_reach_the_engine(make_client):
         assert params.bad_words_token_ids == (tuple(b"no"), tuple(b" no"))
         assert params.allowed_token_ids == (65, 66)
     assert seen[2].bad_words_token_ids is None
+
+
+async def test_openais_client_scores_a_prompt(client, serve_http):
+    async with serve_http(client.app) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as caller:
+        scored = await caller.completions.create(
+            model="stub", prompt="ab", echo=True, logprobs=1, max_tokens=0, extra_body=PLAIN
+        )
+    [choice] = scored.choices
+    assert (choice.text, choice.finish_reason) == ("ab", "length")
+    assert choice.logprobs.token_logprobs == [None, -0.5]

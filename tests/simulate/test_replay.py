@@ -217,6 +217,14 @@ def test_requests_become_jobs_by_how_they_ended():
     assert load.left_out == {"failed": 1, "refused": 1, "expired": 1, "running": 1}
 
 
+def test_a_prompt_alone_is_computed_again_as_such():
+    alone = {"max_tokens": 0, "output_tokens": 0, "first_ns": 0, "gaps_us": [], "ended_ns": 4 * MS}
+    recorded = [request(0, prompt_tokens=300, **alone), request(1, **alone)]
+    load = recorded_load(flight(*recorded))
+    assert [(job.input, job.output) for job in load.jobs] == [(300, 0), (10, 0)]
+    assert recorded_figures(recorded)["p2"]["ttft_ms"]["max"] == 4.0
+
+
 def test_every_request_is_counted_once_and_in_words(tmp_path, capsys):
     given = flight(
         *(request(number) for number in range(8)),

@@ -67,6 +67,12 @@ def run(jobs: list[Job], time: Fixed | None = None, *, policy: str = "default", 
     return simulate(jobs, policy_of(policy, CAP), engine, time or Fixed())
 
 
+def test_a_job_without_output_is_its_prompt_alone():
+    outcome = simulate([at(0, output=0), at(1, output=3)], policy_of("default", CAP), ENGINE, Fixed())
+    assert (outcome.output_tokens, outcome.left, sum(outcome.refused.values())) == (3, 0, 0)
+    assert outcome.classes["p2"].result(1)["ttft_ms"]["max"] > 0
+
+
 def test_a_lone_request_takes_its_steps() -> None:
     outcome = run([at(5, output=3)])
     figures = outcome.classes["p2"]

@@ -41,20 +41,22 @@ _MOST = {"max_num_seqs": 1 << 16, "max_model_len": 1 << 24, "kv_blocks": 1 << 24
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+MostTokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 22)]
 Ns = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class FlightRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request of the engine. ``at_ns`` is when it was sent there; ``started_ns``, ``first_ns``, ``ended_ns`` are
     from then on: when it was first scheduled, and when its first token and its end were known to the front end, 0 for
-    never. ``gaps_us`` lie between its tokens as they came. ``tenant`` numbers who shares the class. Prompts are alike
-    as far as their ``pieces`` are, of the head's ``piece_tokens`` tokens each, the last one perhaps shorter.
+    never. With ``max_tokens`` 0 it was to generate nothing. ``gaps_us`` lie between its tokens as they came. ``tenant``
+    numbers who shares the class. Prompts are alike as far as their ``pieces`` are, of the head's ``piece_tokens``
+    tokens each, the last one perhaps shorter.
     """
 
     id: int
     at_ns: Ns
     prompt_tokens: Tokens
-    max_tokens: Tokens
+    max_tokens: MostTokens
     outcome: Outcome = "running"
     service: Annotated[int, msgspec.Meta(ge=0, le=2)] = 2
     tenant: Count = 0

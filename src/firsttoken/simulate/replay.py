@@ -73,6 +73,16 @@ def _one_after_another(jobs: Sequence[Job], requests: Sequence[FlightRequest]) -
     return found
 
 
+def _began(request: FlightRequest) -> bool:
+    """It got a token, or was never to get one."""
+    return request.output_tokens > 0 or not request.max_tokens
+
+
+def _first_ms(request: FlightRequest) -> float:
+    """Until its first token, or the end of a prompt alone."""
+    return (request.first_ns or request.ended_ns) / NS_PER_MS
+
+
 def _job(request: FlightRequest, at_ns: int, flight: Flight) -> Job | None:
     output, patience_ms, group = request.output_tokens, 0.0, ""
     if request.outcome == "aborted":
@@ -81,7 +91,7 @@ def _job(request: FlightRequest, at_ns: int, flight: Flight) -> Job | None:
         group = CUT_SHORT
     elif request.outcome != "finished":
         return None
-    if not output:
+    if not output and request.max_tokens:  # a prompt alone is computed again as such
         return None
     return Job(
         at_ns,
@@ -136,20 +146,20 @@ def recorded_figures(requests: Sequence[FlightRequest]) -> dict[str, dict[str, A
     engine."""
     figures: dict[str, dict[str, Any]] = {}
     for service, name in enumerate(CLASS_NAMES):
-        found = [one for one in requests if one.service == service and one.outcome == "finished" and one.output_tokens]
+        found = [one for one in requests if one.service == service and one.outcome == "finished" and _began(one)]
         if found:
             figures[name] = {
                 "requests": len(found),
-                "ttft_ms": percentiles(one.first_ns / NS_PER_MS for one in found),
+                "ttft_ms": percentiles(_first_ms(one) for one in found),
                 "itl_ms": percentiles(gap / 1e3 for one in found for gap in one.gaps_us),
-                "e2e_ms": percentiles(one.first_ns / NS_PER_MS + sum(one.gaps_us) / 1e3 for one in found),
+                "e2e_ms": percentiles(_first_ms(one) + sum(one.gaps_us) / 1e3 for one in found),
             }
     return figures
 
 
 def recorded_hit_ratio(requests: Sequence[FlightRequest]) -> float:
     """Prompt tokens found in the cache, as a share of all prompt tokens of requests that got a token."""
-    started = [one for one in requests if one.output_tokens]
+    started = [one for one in requests if _began(one)]
     prompt = sum(one.prompt_tokens for one in started)
     return sum(one.cached_tokens for one in started) / prompt if prompt else 0.0
 
