@@ -122,6 +122,7 @@ BAD_IDS = [
     ({"logit_bias": {"1": 1e9}}, "logit_bias"),
     ({"logit_bias": {"1.5": 1}}, "logit_bias"),
     ({"logit_bias": {" 1": 1}}, "logit_bias"),
+    ({"logit_bias": {"7": -1000, "07": 1}}, "logit_bias"),
     ({"logit_bias": {"18446744073709551617": 1}}, "logit_bias"),
     ({"prompt": [99999999]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),

@@ -8,6 +8,7 @@ completions, up to the model's length for chat.
 from __future__ import annotations
 
 import math
+import re
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -159,12 +160,15 @@ def _ids(name: str, ids: list[Number] | None) -> list[int] | None:
     return None if ids is None else [whole(name, token) or 0 for token in ids]
 
 
+# int() admits signs, blanks and other scripts' digits; and of "7" and "07", which are two keys, one would be lost.
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
     if not bias:
         return None
-    # isdecimal() alone admits other scripts' digits, and int() a sign or blanks: only plain ASCII ids are meant.
     for token in bias:
-        if not (token.isascii() and token.isdecimal() and len(token) <= 10):
+        if not _TOKEN_ID.fullmatch(token):
             raise bad_request(f"logit_bias: {token!r} is not a token id", "logit_bias")
     return {int(token): value for token, value in bias.items()}
 

@@ -181,7 +181,7 @@ FIELDS = {
     "skip_special_tokens": _field("False shows control tokens in the text."),
     "logit_bias": _field(
         "Added to the logits of token ids (-100 to 100).",
-        propertyNames={"pattern": "^[0-9]{1,10}$"},
+        propertyNames={"pattern": "^(0|[1-9][0-9]{0,9})$"},
         additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
     ),
     "ChatRequest.logprobs": _field("Show the logarithm of each token's probability."),
