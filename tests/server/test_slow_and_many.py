@@ -160,6 +160,18 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(monkeypatch, caplog
         assert ("ulimit -n" in caplog.text) == (wanted == 9000 and hard == 4096)
 
 
+def test_one_holder_of_ipv6_has_many_addresses() -> None:
+    limit = Connections(9, 1)
+    assert limit.enter("2001:db8:1:2::3%eth0") is None
+    assert limit.enter("2001:db8:1:2:ffff::4") is not None
+    assert limit.enter("2001:db8:1:3::4") is None
+    assert limit.enter("10.0.0.1") is None
+    assert limit.enter("::ffff:10.0.0.1") is not None
+    assert limit.enter("::ffff:10.0.0.2") is None
+    limit.leave("2001:db8:1:2:aaaa::")
+    assert limit.enter("2001:db8:1:2:ffff::4") is None
+
+
 def test_an_answer_to_one_too_many_says_when_to_come_back() -> None:
     limit = Connections(1)
     assert limit.enter("a") is None

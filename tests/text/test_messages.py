@@ -1,11 +1,19 @@
 import pytest
 
 from firsttoken.core.errors import InvalidRequest
-from firsttoken.text.messages import count_characters, normalize_messages
+from firsttoken.text.messages import MAX_NESTED, count_characters, normalize_messages
 
 
 def user(content: object) -> list[dict[str, object]]:
     return [{"role": "user", "content": content}]
+
+
+def test_arguments_of_too_many_values_are_not_even_parsed() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": [' + "[]," * (MAX_NESTED // 2) + "[]]}"}}
+    with pytest.raises(InvalidRequest, match="lists and objects") as caught:
+        normalize_messages([{"role": "assistant", "tool_calls": [call]}, {"role": "assistant", "tool_calls": [call]}])
+    assert caught.value.param == "messages"
+    normalize_messages([{"role": "assistant", "tool_calls": [call]}])
 
 
 def test_parts_and_string_are_the_same_message() -> None:

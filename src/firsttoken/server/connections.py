@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import resource
 from collections import Counter
@@ -26,14 +27,16 @@ class Connections:
         self._told = 0
 
     def enter(self, address: str) -> ApiError | None:
-        """Take in one more. If there are enough already, it is not taken, and told why."""
+        """Take in one more. If there are enough already, it is not taken, and told why. Whoever has an address of IPv6
+        has all of its /64."""
+        holder = _holder(address)
         if self._all >= self._most:
             return unavailable(
                 f"The server has {self._most} connections, the most that it takes (--max-connections).",
                 "too_many_connections",
                 outcome="refused",
             )
-        if self._most_of_one is not None and self._of[address] >= self._most_of_one:
+        if self._most_of_one is not None and self._of[holder] >= self._most_of_one:
             return unavailable(
                 f"{address} has {self._most_of_one} connections to this server, the most that it may have "
                 "(--max-connections-per-ip): use those again.",
@@ -41,14 +44,15 @@ class Connections:
                 outcome="refused",
             )
         self._all += 1
-        self._of[address] += 1
+        self._of[holder] += 1
         return None
 
     def leave(self, address: str) -> None:
+        holder = _holder(address)
         self._all -= 1
-        self._of[address] -= 1
-        if not self._of[address]:
-            del self._of[address]
+        self._of[holder] -= 1
+        if not self._of[holder]:
+            del self._of[holder]
 
     def enter_to_be_told(self) -> bool:
         """Whether one that was not taken in may stay until it can be told why: over TLS that takes a while."""
@@ -59,6 +63,15 @@ class Connections:
 
     def leave_told(self) -> None:
         self._told -= 1
+
+
+def _holder(address: str) -> str:
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:  # of IPv4, or none
+        return address
+    mapped = found.ipv4_mapped
+    return str(mapped) if mapped is not None else str(ipaddress.IPv6Network((int(found) >> 64 << 64, 64)))
 
 
 def make_room(connections: int) -> None:

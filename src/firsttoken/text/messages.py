@@ -20,6 +20,10 @@ _PASSED_ON = {
 }
 
 
+MAX_NESTED = 50_000
+"""Lists and objects in the arguments of past tool calls; some 30 ms."""
+
+
 def normalize_messages(messages: Any, *, developer: bool = False) -> list[dict[str, Any]]:
     """Fresh plain dicts with ``role`` and ``content`` (always a string), and the optional fields as sent.
 
@@ -30,6 +34,7 @@ def normalize_messages(messages: Any, *, developer: bool = False) -> list[dict[s
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    _check_arguments(messages)
     return [_normalize(message, f"messages[{index}]", developer) for index, message in enumerate(messages)]
 
 
@@ -113,6 +118,24 @@ def _tool_call(call: Any, path: str) -> dict[str, Any]:
     if call.get("id") is not None:
         plain["id"] = _text(call["id"], f"{path}.id")
     return plain
+
+
+def _check_arguments(messages: Sequence[Any]) -> None:
+    """Before any of it is parsed: a megabyte of empty lists is hundreds of thousands of objects."""
+    nested = 0
+    for message in messages:
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        for call in calls if isinstance(calls, list | tuple) else ():
+            function = call.get("function") if isinstance(call, Mapping) else None
+            arguments = function.get("arguments") if isinstance(function, Mapping) else None
+            if isinstance(arguments, str):
+                nested += arguments.count("[") + arguments.count("{")
+    if nested > MAX_NESTED:
+        raise InvalidRequest(
+            f"the arguments of past tool calls have more than {MAX_NESTED} lists and objects, or as many brackets in "
+            "texts: send fewer of these messages",
+            param="messages",
+        )
 
 
 def _object_or_text(arguments: str) -> Any:
