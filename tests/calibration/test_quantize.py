@@ -261,6 +261,8 @@ def test_another_task_is_not_gone_on_with(begun: tuple[Path, Path], tmp_path: Pa
         quantize(source, order(), tmp_path / "out", None)
     with pytest.raises(ConfigError, match="begun with scheme 'int4', not 'fp8'"):
         quantize(source, order(scheme="fp8"), tmp_path / "out", None)
+    with pytest.raises(ConfigError, match="full holds a whole model already"):
+        quantize(source, order(), begun[0], None)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     with pytest.raises(ConfigError, match="is not an empty folder"):

@@ -111,6 +111,8 @@ class QuantizedFolder:
                     )
             self._check(state)
             return state
+        if (self.path / CONFIG_FILE).exists():
+            raise ConfigError(f"{self.path} holds a whole model already: name a new folder, or remove what is there")
         if any(path.name != _beside(STATE_FILE) for path in self.path.iterdir()):
             raise ConfigError(f"{self.path} is not an empty folder: name a new one, or remove what is there")
         state = _State(task)
