@@ -79,9 +79,9 @@ class MessagesRoute:
     async def __call__(self, call: Call) -> None:
         body = await call.body(self._state.body_limit)
         with advised(_TYPES):
-            request, turns = await off_loop(len(body), self._decode, body)
+            request, turns, messages = await off_loop(len(body), self._decode, body)
         with renamed(names(request)):
-            job = await self._open(call, request, turns)
+            job = await self._open(call, request, turns, messages)
             try:
                 if request.stream:
                     await self._stream(call, job)
@@ -90,18 +90,21 @@ class MessagesRoute:
             finally:
                 job.conversation.cancel()
 
-    async def _open(self, call: Call, request: MessagesRequest, turns: list[InputMessage]) -> _Job:
+    async def _open(
+        self, call: Call, request: MessagesRequest, turns: list[InputMessage], messages: list[dict[str, Any]]
+    ) -> _Job:
         state = self._state
         chat = chat_request(request, turns)
         refuse_unimplemented(chat, _REFUSED)
-        ask, tier = chat_ask(state, call, chat, to_messages(turns, request.system))
+        ask, tier = chat_ask(state, call, chat, messages)
         conversation = await open_conversation(state, call, ask)
         call.response_id = new_id("msg")
         return _Job(request, conversation, call.response_id, state.llm.model_name, tier)
 
-    def _decode(self, body: bytes) -> tuple[MessagesRequest, list[InputMessage]]:
+    def _decode(self, body: bytes) -> tuple[MessagesRequest, list[InputMessage], list[dict[str, Any]]]:
         request = self._decoder.decode(body)
-        return request, decode_turns(request.messages, self._state.prompt_limit, self._state.config.max_messages)
+        turns = decode_turns(request.messages, self._state.prompt_limit, self._state.config.max_messages)
+        return request, turns, to_messages(turns, request.system)
 
     async def _stream(self, call: Call, job: _Job) -> None:
         writer = MessageEvents()
@@ -145,14 +148,15 @@ class CountTokensRoute:
     async def __call__(self, call: Call) -> None:
         body = await call.body(self._state.body_limit)
         with advised(_TYPES):
-            request, turns = await off_loop(len(body), self._decode, body)
+            request, turns, messages = await off_loop(len(body), self._decode, body)
         with renamed(names(request)):
             chat = prompt_request(request, turns)
             refuse_unimplemented(chat, _REFUSED)
-            ask, _ = chat_ask(self._state, call, chat, to_messages(turns, request.system))
+            ask, _ = chat_ask(self._state, call, chat, messages)
             rendered = await render(self._state, ask)
         await call.reply(200, to_json({"input_tokens": len(rendered.ids)}))
 
-    def _decode(self, body: bytes) -> tuple[CountTokensRequest, list[InputMessage]]:
+    def _decode(self, body: bytes) -> tuple[CountTokensRequest, list[InputMessage], list[dict[str, Any]]]:
         request = self._decoder.decode(body)
-        return request, decode_turns(request.messages, self._state.prompt_limit, self._state.config.max_messages)
+        turns = decode_turns(request.messages, self._state.prompt_limit, self._state.config.max_messages)
+        return request, turns, to_messages(turns, request.system)
