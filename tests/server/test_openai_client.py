@@ -6,11 +6,12 @@ import asyncio
 import json
 
 import openai
+import pydantic
 import pytest
 
 from firsttoken.engine.stub import Fault
 from firsttoken.server.config import ServerConfig
-from tests.server.conftest import TEMPLATE, forever, say
+from tests.server.conftest import END, TEMPLATE, forever, say
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -201,3 +202,32 @@ async def test_tools(make_client, serve_http):
         again = [*MESSAGES, message, *results]
         reply = await ai.chat.completions.create(**asked | {"messages": again, "parallel_tool_calls": False})
         assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]
+
+
+class GetTime(pydantic.BaseModel):
+    city: str
+
+
+async def test_named_and_strict_tools(make_client, serve_http):
+    held = []
+
+    def script(request):
+        held.append(request.params.grammar is not None)
+        return [*calls_of(("GetTime",)).encode(), END]
+
+    template = TEMPLATE + "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}"
+    async with (
+        make_client(script, template=template) as client,
+        serve_http(client.app) as url,
+        async_client(f"{url}/v1") as ai,
+    ):
+        tool = openai.pydantic_function_tool(GetTime)
+        for choice in ("auto", "required", {"type": "function", "function": {"name": "GetTime"}}):
+            completion = await ai.chat.completions.parse(
+                model="stub", messages=MESSAGES, tools=[tool], tool_choice=choice
+            )
+            (call,) = completion.choices[0].message.tool_calls
+            assert call.function.parsed_arguments == GetTime(city="Tōkyō")
+        loose = {"type": "function", "function": {"name": "GetTime"}}
+        await ai.chat.completions.create(model="stub", messages=MESSAGES, tools=[loose])
+    assert held == [True, True, True, False]
