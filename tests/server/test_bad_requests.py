@@ -78,7 +78,6 @@ REFUSED = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "functions": [{"name": "f"}],
-    "response_format": {"type": "json_object"},
     "modalities": ["text", "audio"],
     "audio": {"voice": "alloy"},
     "prediction": {"type": "content", "content": "x"},
@@ -91,8 +90,6 @@ REFUSED = {
     "chat_template": "{{ messages }}",
     "continue_final_message": True,
     "use_beam_search": True,
-    "guided_json": {},
-    "structured_outputs": {"json": {}},
     "nonsense": 1,
     "Temperature": 1,
 }

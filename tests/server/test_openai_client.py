@@ -65,6 +65,27 @@ async def test_async(url):
         assert "".join(pieces) == "Hello, world!"
 
 
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+async def test_parsed_answers(make_client, serve_http):
+    grammars = []
+
+    def script(request):
+        grammars.append(request.params.grammar)
+        return [*b'{"name":"Ada","age":36}', END]
+
+    async with make_client(script) as client, serve_http(client.app) as url, async_client(f"{url}/v1") as ai:
+        answer = await ai.chat.completions.parse(model="stub", messages=MESSAGES, response_format=Person)
+        assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
+        spoken = await ai.responses.parse(model="stub", input="hi", text_format=Person)
+        assert spoken.output_parsed == Person(name="Ada", age=36)
+    kinds = [(grammar.kind, json.loads(grammar.source)["required"]) for grammar in grammars]
+    assert kinds == [("json_schema", ["name", "age"])] * 2
+
+
 async def test_the_streaming_helper(url):
     async with async_client(url) as ai, ai.chat.completions.stream(model="stub", messages=MESSAGES) as stream:
         async for _ in stream:

@@ -12,6 +12,7 @@ from firsttoken.server.sampling import chat_params
 from firsttoken.server.schema import ChatRequest
 from firsttoken.server.service import agree
 from firsttoken.server.state import AppState
+from firsttoken.server.structured import grammar_field
 from firsttoken.server.template_inputs import adds_prompt, template_inputs
 from firsttoken.text.messages import content_text
 
@@ -37,6 +38,7 @@ def chat_ask(state: AppState, call: Call, request: ChatRequest, messages: list[d
         echo=_echo(request, messages),
         tools=chat_tools(request, state.prompt_limit),
         reasoning=request.include_reasoning is not False,
+        grammar_field=grammar_field(request),
     )
     return ask, tier
 

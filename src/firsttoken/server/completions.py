@@ -35,6 +35,7 @@ from firsttoken.server.schema import CompletionRequest
 from firsttoken.server.service import agree
 from firsttoken.server.state import AppState
 from firsttoken.server.streaming import check_stream_options, deltas, naming
+from firsttoken.server.structured import grammar_field
 
 if TYPE_CHECKING:
     from firsttoken.frontend.generation import Delta, Generation
@@ -52,6 +53,7 @@ class _Part:
     generation: Generation
     name: str  # what errors call it
     names: TokenNames
+    held: str | None  # what errors call that which the answers are held to
     # Of the prompt's log-probabilities, where they are asked for and known: those of the echo, and vLLM's.
     echoed: dict[str, Any] | None = None
     told: list[dict[str, Any] | None] | None = None
@@ -122,6 +124,9 @@ class CompletionRoute:
         params = completion_params(request, llm.generation_config)
         params = await spelt(params, llm.tokenizer)
         params.check_vocabulary(llm.info.vocab_size)
+        held = grammar_field(request)
+        if held is not None:
+            await self._state.grammars.check(params.grammar, held)
         call.take_id(request.request_id)
         terms, tier = agree(request, call.caller, call.timeline.times[0])
         if len(prompts) * params.n > self._state.config.max_prompts:
@@ -151,7 +156,7 @@ class CompletionRoute:
                     generation = llm.open(ids, params, request_id=call.request_id, timeline=timeline, terms=terms)
                 call.generations.append(generation)
                 shown = self._names[bool(request.return_tokens_as_token_ids)]
-                job.parts.append(_Part(index * params.n, ids, text, generation, names[index], shown))
+                job.parts.append(_Part(index * params.n, ids, text, generation, names[index], shown, held))
         except BaseException:
             job.cancel()
             raise
@@ -332,7 +337,7 @@ def _last(call: Call) -> Generation:
 async def _merged(parts: list[_Part]) -> AsyncGenerator[tuple[_Part, Delta]]:
     """The deltas of all prompts as they come; the first error ends it."""
     if len(parts) == 1:
-        async for delta in deltas(parts[0].generation, prompt_field=parts[0].name):
+        async for delta in deltas(parts[0].generation, prompt_field=parts[0].name, grammar_field=parts[0].held):
             yield parts[0], delta
         return
     queue: asyncio.Queue[tuple[_Part, Delta] | Exception | None] = asyncio.Queue()
@@ -354,7 +359,7 @@ async def _merged(parts: list[_Part]) -> AsyncGenerator[tuple[_Part, Delta]]:
 
 async def _feed(part: _Part, queue: asyncio.Queue[tuple[_Part, Delta] | Exception | None]) -> None:
     try:
-        async for delta in deltas(part.generation, prompt_field=part.name):
+        async for delta in deltas(part.generation, prompt_field=part.name, grammar_field=part.held):
             queue.put_nowait((part, delta))
         queue.put_nowait(None)
     except Exception as error:

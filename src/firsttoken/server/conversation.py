@@ -49,6 +49,8 @@ class Ask:
     reasoning: bool = True
     """Reasoning is told; else it is left out of the pieces."""
     param: str = "messages"
+    grammar_field: str | None = None
+    """What errors call that which ``params.grammar`` was made of."""
 
 
 class Said(msgspec.Struct):
@@ -84,16 +86,13 @@ class Conversation:
     async def said(self) -> AsyncIterator[Said]:
         """The answers as they come, those of ``params.n`` side by side. Raises what `streaming.deltas` raises."""
         echo = dict.fromkeys(range(self.params.n), self.ask.echo) if self.ask.echo else {}
-        try:
-            async for delta in deltas(self.generation, prompt_field=self.ask.param):
-                said = self._said(delta)
-                if echo and (text := echo.pop(delta.index, "")):
-                    said.pieces = (Content(text), *said.pieces)
-                yield said
-        except InvalidRequest as error:
-            if error.param != "grammar" or self.params.grammar is not None or self.ask.tools is None:
-                raise
-            raise InvalidRequest(error.message, param="tools", code=error.code) from None  # it was made of them
+        # What holds them was made of the tools, where nothing else was asked for.
+        held = self.ask.grammar_field or ("tools" if self.ask.tools is not None else None)
+        async for delta in deltas(self.generation, prompt_field=self.ask.param, grammar_field=held):
+            said = self._said(delta)
+            if echo and (text := echo.pop(delta.index, "")):
+                said.pieces = (Content(text), *said.pieces)
+            yield said
 
     def _said(self, delta: Delta) -> Said:
         if self.readers is None:
@@ -130,6 +129,8 @@ async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversati
     """Render, tokenise and send it to the engine. Raises `ApiError` and `InvalidRequest` that name ``ask.param``, and
     what `AsyncLLM.open` raises."""
     llm, formats, tools = state.llm, state.formats, ask.tools
+    if ask.grammar_field is not None:
+        await state.grammars.check(ask.params.grammar, ask.grammar_field)
     call.timeline.stamp(Mark.PARSED)
     rendered = await render(state, ask)
     call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)

@@ -18,6 +18,7 @@ from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.server.errors import bad_request
 from firsttoken.server.schema import ChatRequest, CompletionRequest, GenerationRequest, Number
+from firsttoken.server.structured import grammar_of
 
 COMPLETION_MAX_TOKENS = 16
 
@@ -96,13 +97,15 @@ def _params(
         )
     keep = whole("truncate_prompt_tokens", request.truncate_prompt_tokens)
     allowed, bad = request.allowed_token_ids, request.bad_words
-    if told is None and keep is None and allowed is None and not bad:
+    grammar = grammar_of(request)
+    if told is None and keep is None and allowed is None and not bad and grammar is None:
         return params
     return params.replace(
         prompt_logprobs=told,
         truncate_prompt_tokens=keep,
         allowed_token_ids=_ids("allowed_token_ids", allowed),
         bad_words=bad or None,
+        grammar=grammar,
     )
 
 

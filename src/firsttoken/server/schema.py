@@ -63,6 +63,34 @@ class TermsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     user: str | None = None
 
 
+class JSONSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A schema is enforced whether ``strict`` or not; ``name`` and ``description`` are the caller's own."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``type`` is text, json_object, or json_schema with ``json_schema``."""
+
+    type: str
+    json_schema: JSONSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """vLLM's: one of the first five. White space between JSON's parts is at most one blank in any case."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+
 class GenerationRequest(TermsRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What chat and completions share."""
 
@@ -94,22 +122,23 @@ class GenerationRequest(TermsRequest, frozen=True, kw_only=True, forbid_unknown_
     truncate_prompt_tokens: Number | None = None
     best_of: Number | None = None
     request_id: str | None = None
+    # what the text must look like: see structured.py
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # harmless: they change nothing that a caller could see
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     # known, not implemented: see refusals.py
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
     kv_transfer_params: Any = None
     length_penalty: Any = None
     logits_processors: Any = None
-    response_format: Any = None
     spaces_between_special_tokens: Any = None
     store: Any = None
-    structured_outputs: Any = None
     use_beam_search: Any = None
     vllm_xargs: Any = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from firsttoken.core.errors import EngineDraining
@@ -10,6 +10,7 @@ from firsttoken.server.call import Live
 from firsttoken.server.config import MIB, ServerConfig
 from firsttoken.server.decode import BATCH_SHARE
 from firsttoken.server.errors import ApiError
+from firsttoken.server.structured import CheckedGrammars
 from firsttoken.text.answer_formats import AnswerFormats
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class AppState:
     config: ServerConfig
     live: Live
     formats: AnswerFormats
+    grammars: CheckedGrammars = field(default_factory=CheckedGrammars)
 
     @property
     def prompt_limit(self) -> int:

@@ -27,8 +27,10 @@ def check_stream_options(request: GenerationRequest) -> None:
     refuse_unimplemented(options, _REFUSED, "stream_options.")
 
 
-async def deltas(generation: Generation, *, prompt_field: str) -> AsyncIterator[Delta]:
-    """The generation's deltas. A refusal that arrives late names the caller's field, and an answer that the server
+async def deltas(
+    generation: Generation, *, prompt_field: str, grammar_field: str | None = None
+) -> AsyncIterator[Delta]:
+    """The generation's deltas. A refusal that arrives late names the caller's fields, and an answer that the server
     itself ended is an error, not a short answer."""
     try:
         async for delta in generation:
@@ -36,6 +38,8 @@ async def deltas(generation: Generation, *, prompt_field: str) -> AsyncIterator[
                 raise unavailable("The server ended the request before it was complete.", "request_aborted", "aborted")
             yield delta
     except InvalidRequest as error:
+        if error.param == "grammar" and grammar_field is not None:
+            raise InvalidRequest(error.message, param=grammar_field, code=error.code) from None
         raise named(error, prompt_field) from None
 
 

@@ -26,7 +26,9 @@ from firsttoken.server.schema import (
     ChatRequest,
     FunctionName,
     FunctionTool,
+    JSONSchemaFormat,
     NamedTool,
+    ResponseFormat,
     ToolFunction,
     extras_of,
 )
@@ -38,7 +40,7 @@ _REFUSED_TOOL = refused_fields(MessagesTool)
 
 _NAMES = (
     Name(r"stop", "stop_sequences"),
-    Name(r"response_format(\.json_schema)?", "output_config.format"),
+    Name(r"response_format(\.json_schema)?(\.name)?", "output_config.format"),
     Name(r"reasoning_effort", "output_config.effort"),
     Name(r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
     Name(r"tools\[(\d+)\]\.function", r"tools[\1]"),
@@ -135,11 +137,11 @@ def _effort(request: MessagesRequest | CountTokensRequest) -> str | None:
     return "none"
 
 
-def _format(request: MessagesRequest | CountTokensRequest) -> dict[str, Any] | None:
+def _format(request: MessagesRequest | CountTokensRequest) -> ResponseFormat | None:
     wanted = None if request.output_config is None else request.output_config.format
     if wanted is None:
         return None
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.schema, "strict": True}}
+    return ResponseFormat("json_schema", JSONSchemaFormat("output", wanted.schema, strict=True))
 
 
 def _hint(request: MessagesRequest, turns: Sequence[InputMessage]) -> CacheHint | None:

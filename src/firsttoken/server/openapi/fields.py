@@ -218,6 +218,16 @@ FIELDS = {
         maxItems=MAX_BAD_WORDS,
         items={"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS, "pattern": "\\S"},
     ),
+    "response_format": _field(
+        "What the text must look like: `text`, any JSON object, or JSON by a schema. It ends within `max_tokens`."
+    ),
+    "structured_outputs": _field("What the text must look like, as vLLM has it: one of its fields."),
+    "guided_json": _field("A JSON schema that the text must follow."),
+    "guided_regex": _field("A regular expression that the whole text must match.", minLength=1),
+    "guided_choice": _field(
+        "The texts of which the answer is one.", minItems=1, items={"type": "string", "minLength": 1}
+    ),
+    "guided_grammar": _field("A grammar in llguidance's dialect of Lark that the text must follow.", minLength=1),
     "return_tokens_as_token_ids": _field("Log-probabilities name tokens `token_id:N`."),
     "prompt_logprobs": _range(
         "Show the log-probability of each token of the prompt, and of so many of the likeliest in its place.",

@@ -19,7 +19,16 @@ from firsttoken.server.responses.schema import (
     SchemaJson,
 )
 from firsttoken.server.sampling import whole
-from firsttoken.server.schema import ChatRequest, FunctionName, FunctionTool, NamedTool, ToolFunction, extras_of
+from firsttoken.server.schema import (
+    ChatRequest,
+    FunctionName,
+    FunctionTool,
+    JSONSchemaFormat,
+    NamedTool,
+    ResponseFormat,
+    ToolFunction,
+    extras_of,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 # What there is to include only with tools or input that are refused: nothing is left out by not having it.
@@ -39,7 +48,7 @@ MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 NAMES = (
     Name(r"messages", "input"),
     Name(r"max_tokens", "max_output_tokens"),
-    Name(r"response_format(\.json_schema)?", "text.format"),
+    Name(r"response_format(\.json_schema)?(\.name)?", "text.format"),
     Name(r"verbosity", "text.verbosity"),
     Name(r"reasoning_effort", "reasoning.effort"),
     Name(r"tools\[(\d+)\]\.function", r"tools[\1]"),
@@ -131,18 +140,12 @@ def _choice(choice: ToolWord | NamedFunction | None) -> ToolWord | NamedTool | N
     return NamedTool(function=FunctionName(name=choice.name)) if isinstance(choice, NamedFunction) else choice
 
 
-def _format(request: ResponsesRequest) -> dict[str, Any] | None:
+def _format(request: ResponsesRequest) -> ResponseFormat | None:
     wanted = None if request.text is None else request.text.format
     if isinstance(wanted, SchemaJson):
-        fields = {
-            "name": wanted.name,
-            "description": wanted.description,
-            "schema": wanted.schema,
-            "strict": wanted.strict,
-        }
-        given = {name: value for name, value in fields.items() if value is not None}
-        return {"type": "json_schema", "json_schema": given}
-    return {"type": "json_object"} if isinstance(wanted, AnyJson) else None
+        given = JSONSchemaFormat(wanted.name, wanted.schema, wanted.description, wanted.strict)
+        return ResponseFormat("json_schema", given)
+    return ResponseFormat("json_object") if isinstance(wanted, AnyJson) else None
 
 
 def shown_format(request: ResponsesRequest) -> dict[str, Any]:

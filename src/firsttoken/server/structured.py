@@ -1,0 +1,134 @@
+"""What a request wants its answers' text to look like: OpenAI's ``response_format``, vLLM's ``guided_*`` and
+``structured_outputs``, made into a `Grammar`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.grammar import Grammar
+from firsttoken.server.errors import ApiError, bad_request
+from firsttoken.server.schema import GenerationRequest, JSONSchemaFormat, ResponseFormat, StructuredOutputs
+
+FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def grammar_of(request: GenerationRequest) -> Grammar | None:
+    """None where any text will do. Raises `ApiError` that names the field."""
+    field = grammar_field(request)
+    if field is None:
+        return None
+    value = getattr(request, field)
+    try:
+        if isinstance(value, ResponseFormat):
+            return _of_response_format(value)
+        if isinstance(value, StructuredOutputs):
+            return _of_structured_outputs(value)
+        return _of_kind(field.removeprefix("guided_"), value)
+    except InvalidRequest as error:  # its own checks
+        raise bad_request(error.message.replace("grammar: ", f"{field}: ", 1), field) from None
+
+
+def grammar_field(request: GenerationRequest) -> str | None:
+    """The field that says what an answer must look like. Raises `ApiError` where several do."""
+    given = [name for name in FIELDS if getattr(request, name) is not None]
+    if "response_format" in given and request.response_format.type == "text":  # type: ignore[union-attr]
+        given.remove("response_format")
+    if len(given) > 1:
+        raise bad_request(f"{given[0]} and {given[1]} cannot be combined: send one of them", given[1])
+    return given[0] if given else None
+
+
+class CheckedGrammars:
+    """Grammars that were found to be usable, so that the next request with one need not wait for that."""
+
+    _MOST = 64
+
+    def __init__(self) -> None:
+        self._known: dict[Grammar, None] = {}
+
+    async def check(self, grammar: Grammar | None, field: str) -> None:
+        """Before a request is queued. Compiles on a thread; raises `ApiError` that says what is wrong with
+        ``field``."""
+        if grammar is None or grammar in self._known:
+            return
+        try:
+            await asyncio.to_thread(_compile, grammar)
+        except InvalidRequest as error:
+            raise ApiError(400, error.message, param=field, code=error.code) from None
+        while len(self._known) >= self._MOST:
+            del self._known[next(iter(self._known))]
+        self._known[grammar] = None
+
+
+def _compile(grammar: Grammar) -> None:
+    from firsttoken.grammar.source import check
+
+    check(grammar)
+
+
+def _of_response_format(wanted: ResponseFormat) -> Grammar:
+    if wanted.type == "json_object":
+        if wanted.json_schema is not None:
+            raise bad_request("json_schema needs the type 'json_schema'", "response_format.json_schema")
+        return Grammar("json_object")
+    if wanted.type != "json_schema":
+        raise bad_request(
+            f"response_format.type must be text, json_object or json_schema, got {wanted.type!r:.80}",
+            "response_format.type",
+        )
+    given: JSONSchemaFormat | None = wanted.json_schema
+    if given is None or given.schema is None:
+        raise bad_request(
+            'response_format needs its schema: {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
+            "response_format.json_schema",
+        )
+    if not _NAME.fullmatch(given.name):
+        raise bad_request(
+            f"response_format.json_schema.name must be 1 to 64 letters, digits, _ and -, got {given.name!r:.100}",
+            "response_format.json_schema.name",
+        )
+    return _schema(given.schema)
+
+
+def _of_structured_outputs(wanted: StructuredOutputs) -> Grammar:
+    given = {name: value for name in _KINDS if (value := getattr(wanted, name)) not in (None, False)}
+    if len(given) != 1:
+        raise bad_request(
+            f"structured_outputs takes one of {', '.join(_KINDS)}, got {', '.join(given) or 'none'}",
+            "structured_outputs",
+        )
+    if wanted.disable_additional_properties:
+        raise bad_request(
+            "structured_outputs.disable_additional_properties is not supported: say additionalProperties in the schema",
+            "structured_outputs.disable_additional_properties",
+        )
+    name, value = given.popitem()
+    return _of_kind(name, value)
+
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+def _of_kind(name: str, value: Any) -> Grammar:
+    match name:
+        case "json":
+            return _schema(value)
+        case "json_object":
+            return Grammar("json_object")
+        case "regex":
+            return Grammar("regex", value)
+        case "choice":
+            return Grammar("choice", msgspec.json.encode(value).decode())
+        case _:
+            return Grammar("lark", value)
+
+
+def _schema(schema: Mapping[str, Any] | str) -> Grammar:
+    return Grammar("json_schema", schema if isinstance(schema, str) else msgspec.json.encode(schema).decode())
