@@ -59,7 +59,7 @@ def test_it_is_told_at_most_ten_times_a_second_and_when_it_has_changed() -> None
     assert gauges.read(now + REPORT_NS - 1) is None
     report = gauges.read(now + REPORT_NS)
     assert report is not None
-    assert report.misses == {"never_seen": 1, "evicted": 0, "diverged": 0}
+    assert report.misses == {"never_seen": 1, "evicted": 0, "diverged": 0, "all_positions": 0}
     assert gauges.read(now + 2 * REPORT_NS) is None, "nothing has changed"
     assert REPORT_NS >= 100 * NS_PER_MS
 

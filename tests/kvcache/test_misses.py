@@ -35,6 +35,19 @@ def test_nothing_is_missed_where_no_more_could_be_found(length: int) -> None:
     assert served(cache, make_request(2, list(range(length)))) is None
 
 
+def test_who_wants_all_positions_finds_none_and_is_found_by_others() -> None:
+    cache = make_cache(40)
+    run_through(cache, make_request(1, list(range(12))))
+    whole = make_request(2, list(range(20)))
+    whole.wants_all_positions = True
+    assert served(cache, whole) == Miss(0, MissReason.ALL_POSITIONS)
+    assert cache.stats().all_positions == 1
+    assert served(cache, make_request(3, list(range(28)))) == Miss(20, MissReason.NEVER_SEEN)
+    cache.check()
+    whole.tokens.append(1)  # it has output, and comes back after preemption
+    assert cache.match(whole)[0] == 20
+
+
 def test_less_than_a_block_is_no_miss() -> None:
     cache = make_cache(40)
     assert served(cache, make_request(1, [1, 2, 3])) is None

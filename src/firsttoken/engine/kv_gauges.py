@@ -6,6 +6,7 @@ import logging
 
 import msgspec
 
+from firsttoken.core.cache_miss import MissReason
 from firsttoken.core.clock import NS_PER_MS, NS_PER_S
 from firsttoken.core.request import Request
 from firsttoken.engine.prompt_tokens import EDGES, TokenHeat
@@ -57,7 +58,7 @@ class KVGauges:
         return KVReport(
             edges=EDGES,
             tokens=self._heat.read(),
-            misses={"never_seen": stats.never_seen, "evicted": stats.evicted, "diverged": stats.diverged},
+            misses={reason.value: getattr(stats, reason.value) for reason in MissReason},
             evictions=evictions.shards,
             evicted_blocks=stats.evictions,
             evicted_early=evictions.early,

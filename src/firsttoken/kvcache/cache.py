@@ -369,6 +369,7 @@ class KVCache:
             never_seen=counts[MissReason.NEVER_SEEN],
             evicted=counts[MissReason.EVICTED],
             diverged=counts[MissReason.DIVERGED],
+            all_positions=counts[MissReason.ALL_POSITIONS],
             other_salt=self._misses.other_salt,
             kept=self._pins.blocks,
             held_wishes=self._held_wishes,

@@ -10,9 +10,10 @@ class KVStats(msgspec.Struct, frozen=True):
 
     ``evictions`` counts blocks, ``evicted_shards`` shards. Of the tokens of all admissions, those of preempted requests
     that come again included, ``hit_tokens`` were found and ``missed_tokens`` were not. The prompts (counted once) that
-    were not found to the end are told by reason: ``never_seen``, ``evicted``, ``diverged``. ``other_salt`` of the first
-    are known under another salt, which whoever may send prompts must not be told. ``kept`` blocks are kept because
-    callers asked for it: ``held_wishes`` of requests were granted and ``ignored_wishes`` were not.
+    were not found to the end are told by reason: ``never_seen``, ``evicted``, ``diverged``, or ``all_positions``, where
+    nothing was looked for. ``other_salt`` of the first are known under another salt, which whoever may send prompts
+    must not be told. ``kept`` blocks are kept because callers asked for it: ``held_wishes`` of requests were granted
+    and ``ignored_wishes`` were not.
     """
 
     total: int
@@ -26,6 +27,7 @@ class KVStats(msgspec.Struct, frozen=True):
     never_seen: int
     evicted: int
     diverged: int
+    all_positions: int
     other_salt: int
     kept: int
     held_wishes: int

@@ -2,7 +2,9 @@
 
 import { byId, bytes, count, duration, facts, key, make, percent, CLASSES } from "./format.js";
 
-const REASONS = { never_seen: "not seen before", evicted: "evicted", diverged: "went on differently" };
+const REASONS = {
+  never_seen: "not seen before", evicted: "evicted", diverged: "went on differently", all_positions: "all of it wanted",
+};
 
 export class Tiers {
   constructor() {
