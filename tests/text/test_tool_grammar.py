@@ -171,6 +171,8 @@ def test_bare_arguments_keep_to_what_can_be_told_of_them(allows):
         ("json_schema", '{"type": "integer"}', "3", '"3"'),
         ("choice", '["a/b", "c\\"d"]', 'c"d', "c"),
         ("regex", "[a-c]+/d", "abc/d", "abcd"),
+        ("regex", r"a\/b\\\n?", "a/b\\", "a/b"),
+        ("regex", "a\nb", "a\nb", "ab"),
     ],
 )
 def test_other_grammars_hold_after_what_was_thought(allows, kind, source, right, wrong):

@@ -4,6 +4,7 @@ grammar holds for what follows."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from firsttoken.text.reasoning import ReasoningFormat, Thinks
 ANY_TEXT = r"/(.|\n)*/"
 # A grammar that lets blanks stand anywhere lets a model fill its answer with them.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# In a regular expression between slashes: those of its own, but not what is escaped already, and no line's end.
+_SLASHES = re.compile(r"\\.|/|\n", re.DOTALL)
+_AS_LARK = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def rule_of(grammar: Grammar) -> str | None:
         case "choice":
             return "(" + " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(grammar.source)) + ")"
         case "regex":
-            return "/" + grammar.source.replace("/", r"\/") + "/"
+            return "/" + _SLASHES.sub(lambda found: _AS_LARK.get(found[0], found[0]), grammar.source) + "/"
         case _:
             return None
 
