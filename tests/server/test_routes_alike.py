@@ -102,3 +102,34 @@ async def test_each_is_counted_against_its_key_and_written_down(make_client, tmp
         assert shown == [(route("")[0], "p1", 6, 200) for route in ROUTES] + [("/v1/messages", None, 0, 429)]
         kept = (await client.get("/v1/requests", headers=KEY)).json["data"]
         assert [one["route"] for one in kept][::-1] == [one["route"] for one in told]
+
+
+async def test_a_schema_holds_the_answer_whatever_the_route_calls_it(make_client):
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    named = {"type": "json_schema", "name": "n", "schema": schema}
+    held = []
+
+    def script(request):
+        held.append(json.loads(request.params.grammar.source))
+        return say('{"x": 1}')(request)
+
+    user = [{"role": "user", "content": "hi"}]
+    asked = {
+        "/v1/responses": ("text.format", lambda one: {"input": "hi", "text": {"format": {**named, "schema": one}}}),
+        "/v1/messages": (
+            "output_config.format",
+            lambda one: {
+                "messages": user,
+                "max_tokens": 50,
+                "output_config": {"format": {"type": "json_schema", "schema": one}},
+            },
+        ),
+    }
+    async with make_client(script) as client:
+        for path, (field, body) in asked.items():
+            assert (await client.post(path, body(schema))).status == 200
+            reply = await client.post(path, body({"type": "object", "minProperties": "x"}))
+            assert reply.status == 400
+            assert reply.error.get("param", field).startswith(field)
+            assert "response_format" not in reply.error["message"]
+    assert held == [schema, schema]
