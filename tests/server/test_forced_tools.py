@@ -89,3 +89,25 @@ async def test_what_cannot_be_enforced_is_refused(make_client):
         reply = await client.chat(tools=[composed], tool_choice="required")
         assert (reply.status, reply.error["param"]) == (400, "tools")
         assert "anyOf" in reply.error["message"]
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+
+
+async def test_an_answer_that_is_held_to_a_schema_may_be_thought_about_or_be_a_call(asking):
+    making, got = asking('Hm.</think>\n\n{"a": 3}', template=THINKING)
+    async with making as client:
+        message, _ = await both(client, response_format=FORMAT)
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"a": 3}')
+        message, finish = await both(client, response_format=FORMAT, tools=[TOOL])
+        assert (message["content"], finish) == ('{"a": 3}', "stop")
+        await both(client, response_format=FORMAT, enable_thinking=False)
+        await both(client, guided_grammar='start: "a"')
+    thought, calls, plain, lark = (request.params.grammar for request in got[::2])
+    assert "thought" in thought.source
+    assert "calls | answer" in calls.source
+    assert plain.kind == "json_schema"
+    # A grammar of the caller's own cannot follow a thought: the one that the template opened is closed.
+    assert lark.source == 'start: "a"'
+    assert bytes(token for token in array("I", got[-1].prompt) if token < 256).endswith(b"<think></think>\n\n")
