@@ -111,3 +111,11 @@ async def test_an_answer_that_is_held_to_a_schema_may_be_thought_about_or_be_a_c
     # A grammar of the caller's own cannot follow a thought: the one that the template opened is closed.
     assert lark.source == 'start: "a"'
     assert bytes(token for token in array("I", got[-1].prompt) if token < 256).endswith(b"<think></think>\n\n")
+
+
+async def test_a_model_that_was_told_not_to_think_is_not_invited_to_by_a_grammar(asking):
+    making, got = asking(CALL, template=TOOL_TEMPLATE + "{% if enable_thinking %}<think>{% endif %}")
+    async with making as client:
+        for fields in ({"enable_thinking": False}, {}):
+            await client.chat(tools=[TOOL], tool_choice="required", **fields)
+    assert ["thought" in request.params.grammar.source for request in got] == [False, True]

@@ -136,12 +136,17 @@ async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversati
     call.timeline.stamp(Mark.TEMPLATED, rendered.templated_ns)
     call.timeline.stamp(Mark.TOKENIZED, rendered.tokenized_ns)
     so_far = content_text(ask.messages[-1]) if ask.continue_final_message else ""
-    held = constrain(tools, ask.params.grammar, formats, formats.thinks(rendered.text, so_far))
+    thinks = formats.thinks(rendered.text, so_far)
+    # A model that was told not to think may do so all the same, but is not invited to by a grammar.
+    silent = thinks == "first" and ask.template_kwargs.get("enable_thinking") is False
+    held = constrain(tools, ask.params.grammar, formats, "no" if silent else thinks)
     params = ask.params if held.grammar is ask.params.grammar else ask.params.replace(grammar=held.grammar)
     prompt = rendered.ids
     if (more := held.closed + held.begun) and llm.tokenizer is not None:
         prompt = prompt + llm.tokenizer.encode(more, add_special_tokens=False)
-    readers = AnswerReaders.of(formats, params, tools, llm.tokenizer, held.thinks, held.begun)
+    readers = AnswerReaders.of(
+        formats, params, tools, llm.tokenizer, held.thinks if held.grammar else thinks, held.begun
+    )
     allow(state, call, [prompt], params, param=ask.param)
     params = await spelt(params, llm.tokenizer)
     try:
