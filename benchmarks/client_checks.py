@@ -16,7 +16,8 @@ class Missing(Exception):
 
 def missing(error: Exception) -> Exception:
     """What to raise for an error: that the server says it has no such thing, or the error itself."""
-    absent = any(words in str(error) for words in ("is not supported", "not implemented here", "cannot be forced"))
+    said = ("is not supported", "not implemented here", "does not support tools")
+    absent = any(words in str(error) for words in said)
     return Missing(str(error)) if absent else error
 
 
