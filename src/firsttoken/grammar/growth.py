@@ -38,7 +38,7 @@ def growth_of(grammar: Grammar) -> int | None:
     if grammar.kind == "json_schema":
         try:
             schema = msgspec.json.decode(grammar.source)
-            sizes.of(schema, schema, ())
+            sizes.of_all(schema)
         except (_Untold, RecursionError):
             return None
     elif grammar.kind != "json_object":
@@ -56,6 +56,16 @@ class _Sizes:
     def __init__(self) -> None:
         self.largest = _ANY
         self.key = 8
+
+    def of_all(self, root: Any) -> None:
+        """Of what may be begun inside an answer: the whole of it is only where it is part of itself, which is untold,
+        or one of several that it may be."""
+        if isinstance(root, dict):
+            several = any(name in root for name in ("anyOf", "oneOf", "enum", "$ref")) or isinstance(
+                root.get("type", []), list
+            )
+            size = self._of(root, root, ())
+            self.largest = max(self.largest, size) if several else self.largest
 
     def of(self, schema: Any, root: Any, path: tuple[str, ...]) -> int:
         """Bytes of the smallest value; of several kinds of value the one with the largest. Raises `_Untold`."""

@@ -123,7 +123,7 @@ class GrammarRow:
         growth, pieces = self._compiled.growth, self._compiled.table.pieces
         if growth is None:
             return None
-        known = self._in_run and pieces.begins_in_run[token]  # what the run may add has been counted
+        known = int(self._in_run and pieces.begins_in_run[token])  # what the run may add has been counted
         return growth * (int(pieces.count[token]) - known) + self._longest
 
     def _take_if_fitting(self, token: int, left: int) -> bool:

@@ -1,0 +1,215 @@
+"""What it costs to hold answers to a JSON schema of 50 fields: in two libraries, and in the CPU engine.
+
+*Libraries*: the same document is walked token by token over the model's vocabulary: compiling the schema (new, and seen
+before), then a mask and a token each. llguidance is what the engine uses; xgrammar is measured where it is installed,
+best in an environment of its own (`pip install torch xgrammar`). Other processes make medians of these more telling
+than means.
+
+*Engine*: answers that are held and answers that are free, one of each in turn, of equally many tokens: the time to the
+first token with the schema compiled already, and the median gap between tokens, as ratios of the two.
+
+    python benchmarks/grammar.py --output-json benchmarks/results/cpu/grammar.json
+
+Needs the model's files (`firsttoken pull smollm2`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firsttoken.checkpoint.locate import open_checkpoint
+from firsttoken.cli.report import header
+from firsttoken.core.engine_args import DEFAULT_MODEL, EngineArgs
+from firsttoken.core.grammar import Grammar
+from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.frontend.async_llm import AsyncLLM
+from firsttoken.text.tokenizer import Tokenizer
+
+FIELDS = 50
+KINDS: list[dict[str, Any]] = [
+    {"type": "string"},
+    {"type": "integer"},
+    {"type": "array", "items": {"type": "integer"}},
+    {"enum": ["red", "green", "blue"]},
+]
+VALUES: list[Any] = ["some words of a text", 1234, [1, 2, 3], "green"]
+
+
+def schema(salt: int = 0) -> str:
+    properties = {f"field_{salt}_{index}": KINDS[index % len(KINDS)] for index in range(FIELDS)}
+    return json.dumps(
+        {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    )
+
+
+def document(salt: int = 0) -> str:
+    return json.dumps({f"field_{salt}_{index}": VALUES[index % len(VALUES)] for index in range(FIELDS)})
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    result = work()
+    return 1e6 * (time.perf_counter() - began), result
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"p50": round(statistics.median(values), 1), "p99": round(float(np.percentile(values, 99)), 1)}
+
+
+class Guidance:
+    name = "llguidance"
+
+    def __init__(self, tokenizer: Tokenizer, end_ids: tuple[int, ...], vocab_size: int) -> None:
+        from firsttoken.grammar.tokens import TokenTable
+
+        self.table = TokenTable(tokenizer, end_ids, vocab_size)
+        self.mask = np.zeros(self.table.mask_words, dtype=np.int32)
+
+    def compile(self, source: str) -> Any:
+        """As the engine does it: with the shortest text that fits, and what bounds the way to the end."""
+        from firsttoken.grammar.compiled import Compiled
+
+        return Compiled(Grammar("json_schema", source), self.table)
+
+    def matcher(self, compiled: Any) -> Any:
+        return compiled.token_matcher()
+
+    def fill(self, matcher: Any) -> None:
+        matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
+
+    def take(self, matcher: Any, token: int) -> bool:
+        return bool(matcher.consume_token(token))
+
+
+class XGrammar:
+    name = "xgrammar"
+
+    def __init__(self, tokenizer: Tokenizer, end_ids: tuple[int, ...], vocab_size: int) -> None:
+        import xgrammar
+
+        tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
+        info = xgrammar.TokenizerInfo(tokens, vocab_size=vocab_size, stop_token_ids=list(end_ids))
+        self.compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+        self.mask = xgrammar.allocate_token_bitmask(1, vocab_size)
+        self._matcher = xgrammar.GrammarMatcher
+
+    def compile(self, source: str) -> Any:
+        return self.compiler.compile_json_schema(source, any_whitespace=True)
+
+    def matcher(self, compiled: Any) -> Any:
+        return self._matcher(compiled)
+
+    def fill(self, matcher: Any) -> None:
+        matcher.fill_next_token_bitmask(self.mask)
+
+    def take(self, matcher: Any, token: int) -> bool:
+        return bool(matcher.accept_token(token))
+
+
+def measure_library(kind: type[Guidance] | type[XGrammar], model: str, rounds: int) -> dict[str, Any]:
+    checkpoint = open_checkpoint(model, offline=True)
+    assert checkpoint.tokenizer is not None
+    tokenizer = Tokenizer.build(checkpoint.tokenizer)
+    vocab_size = checkpoint.config.vocab_size
+    start_us, library = timed(lambda: kind(tokenizer, checkpoint.generation.eos_token_ids, vocab_size))
+    compile_us: list[float] = []
+    again_us: list[float] = []
+    mask_us: list[float] = []
+    first_us: list[float] = []
+    take_us: list[float] = []
+    for salt in range(rounds):
+        took, compiled = timed(lambda salt=salt: library.compile(schema(salt)))  # type: ignore[misc]
+        compile_us.append(took)
+        again_us.append(timed(lambda compiled=compiled: library.matcher(compiled))[0])  # type: ignore[misc]
+        matcher = library.matcher(compiled)
+        for place, token in enumerate(tokenizer.plain_ids(document(salt))):
+            took = timed(lambda matcher=matcher: library.fill(matcher))[0]  # type: ignore[misc]
+            (mask_us if place else first_us).append(took)
+            took, right = timed(lambda matcher=matcher, token=token: library.take(matcher, token))  # type: ignore[misc]
+            assert right, f"{kind.name} takes no {tokenizer.token_text(token)!r} at token {place}"
+            take_us.append(took)
+    return {
+        "library": kind.name,
+        "vocabulary_ms": round(start_us / 1e3, 1),
+        "compile_ms": {name: round(us / 1e3, 2) for name, us in spread(compile_us).items()},
+        "copy_us": spread(again_us),
+        "first_mask_us": spread(first_us),
+        "mask_us": {**spread(mask_us), "max": round(max(mask_us), 1)},
+        "take_us": spread(take_us),
+    }
+
+
+async def measure_engine(model: str, tokens: int, rounds: int) -> dict[str, Any]:
+    llm = await AsyncLLM.launch(EngineArgs(model=model, offline=True))
+    try:
+        prompt = await llm.encode("Here is a long JSON document with many fields:\n")
+        free = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+        # Room for the whole document, of which so many tokens are looked at.
+        held = SamplingParams(max_tokens=1024, temperature=0, grammar=Grammar("json_schema", schema()))
+        first: dict[str, list[float]] = {"free": [], "held": []}
+        gaps: dict[str, list[float]] = {"free": [], "held": []}
+        for round_ in range(rounds + 1):
+            for name, params in (("free", free), ("held", held)):
+                began = last = time.perf_counter()
+                generation = llm.open(prompt, params)
+                seen, times = 0, []
+                async for delta in generation:
+                    now = time.perf_counter()
+                    times.append(now - last)
+                    last = now
+                    seen += len(delta.token_ids)
+                    if seen >= tokens:
+                        generation.cancel()
+                if round_:  # the first makes things ready
+                    first[name].append(1e3 * times[0])
+                    gaps[name].append(1e3 * statistics.median(times[1:]))
+                else:
+                    print(f"{name}: the first answer took {1e3 * (last - began):.0f} ms")
+        added = [h - f for h, f in zip(first["held"], first["free"], strict=True)]
+        ratios = [h / f for h, f in zip(gaps["held"], gaps["free"], strict=True)]
+        return {
+            "tokens": tokens,
+            "rounds": rounds,
+            "ttft_ms": {name: round(statistics.median(values), 2) for name, values in first.items()},
+            "ttft_added_ms": round(statistics.median(added), 2),
+            "gap_ms": {name: round(statistics.median(values), 3) for name, values in gaps.items()},
+            "gap_ratio": round(statistics.median(ratios), 4),
+            "gap_ratio_quartiles": [round(float(q), 4) for q in np.percentile(ratios, [25, 75])],
+        }
+    finally:
+        await llm.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--no-engine", action="store_true")
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    libraries = [measure_library(Guidance, args.model, args.rounds)]
+    try:
+        libraries.append(measure_library(XGrammar, args.model, args.rounds))
+    except ImportError:
+        print("xgrammar is not installed here")
+    result: dict[str, Any] = {**header(), "model": args.model, "fields": FIELDS, "libraries": libraries}
+    if not args.no_engine:
+        result["engine"] = asyncio.run(measure_engine(args.model, args.tokens, args.rounds))
+    print(json.dumps(result, indent=2))
+    if args.output_json:
+        args.output_json.parent.mkdir(parents=True, exist_ok=True)
+        args.output_json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
