@@ -41,7 +41,7 @@ def serving(*words: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def stub() -> Iterator[str]:
     config = json.dumps({"host": "127.0.0.1", "port": 0, "api_keys": [KEY]})
-    with serving("tests/server/stub_server.py", config, "0") as url:
+    with serving("tests/server/stub_server.py", config, "0", "") as url:
         yield url
 
 

@@ -53,7 +53,7 @@ def test_a_line_becomes_a_job(line: str, job: Job) -> None:
         ('{"prompt": "a", "temperature": "hot"}', "temperature"),
         ('{"prompt": "a", "temperature": -1}', "temperature"),
         ('{"prompt": "a", "temperature": NaN}', "JSON"),
-        ('{"prompt": "a", "max_tokens": 0}', "max_tokens"),
+        ('{"prompt": "a", "max_tokens": -1}', "max_tokens"),
         ('{"prompt": "a", "logit_bias": {"x": 1}}', "logit_bias|int"),
     ],
 )

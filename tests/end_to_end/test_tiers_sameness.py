@@ -18,6 +18,7 @@ import pytest
 
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.kvcache.disk import transfers
+from firsttoken.kvcache.disk.store import DiskStore
 from firsttoken.kvcache.tiers import cost
 from tests.end_to_end.test_sameness import Engine
 
@@ -29,8 +30,15 @@ Start = Callable[..., Engine]
 
 @pytest.fixture(autouse=True)
 def always_restore(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model as small as these is computed sooner than restored."""
+    """A model as small as these is computed sooner than restored, and sooner than all files have been found."""
     monkeypatch.setattr(cost, "WORTH", 1e9)
+    make = DiskStore.__init__
+
+    def make_scanned(self: DiskStore, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        assert self.scanned(30)
+
+    monkeypatch.setattr(DiskStore, "__init__", make_scanned)
 
 
 @pytest.fixture

@@ -159,6 +159,29 @@ def clock() -> Iterator[Clock]:
         yield clock
 
 
+def test_a_request_alone_makes_room_of_what_it_holds_twice(clock: Clock) -> None:
+    """It was preempted by one that computed the same tokens as it will: its block and the other's are both held, and
+    the pool has as many as it needs."""
+    machine = machine_of(clock, Counter())()
+    machine.start(
+        blocks=9,
+        host_blocks=8,
+        slots=1,
+        first="anyone",
+        seed=0,
+        policy="lru",
+        shard_tokens=4,
+        submit_blocks=1,
+        disk=True,
+        cost="always",
+    )
+    machine.device(count=1)
+    rest = {"fails": False, "retention": None, "salt": "", "time_left": None}
+    machine.add(max_tokens=8, prompt=[0] * 24 + [1, 0], service=1, **rest)
+    machine.add(max_tokens=4, prompt=[0] * 24 + [1], service=0, **rest)
+    machine.teardown()  # answers both
+
+
 @pytest.mark.timeout(200)
 def test_any_sequence_serves_no_kv_but_its_own_and_loses_no_block(clock: Clock) -> None:
     totals: Counter[str] = Counter()

@@ -205,6 +205,10 @@ class KVCache:
         """How many blocks a request must get before its first ``num_tokens`` tokens fit."""
         return max(0, self.blocks_for(num_tokens) - len(self._holdings[request.request_id].blocks))
 
+    def has_spare(self, request: Request) -> bool:
+        """Whether it holds blocks of its own whose tokens are found under another's, which it holds, too."""
+        return bool(self._holdings[request.request_id].spare)
+
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Make room for the first ``num_tokens`` tokens of an admitted request, evicting if need be.
 

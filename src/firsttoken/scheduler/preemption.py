@@ -90,9 +90,10 @@ class Preemption:
             self.free_ended()
         while len(lacking) > self._kv.available:
             candidates = [ticket for ticket in self._running.tickets.values() if not ticket.request.all_planned]
-            # Alone it has room, because `refusal` let it in.
-            assert len(candidates) > 1, "a request that runs alone lacks KV blocks"
             victim = max(candidates, key=attrgetter("seniority"))
+            # Alone it has room, because `refusal` let it in, but for blocks of its own whose tokens another's have
+            # been found under: when it starts again it has the other's alone.
+            assert len(candidates) > 1 or self._kv.has_spare(victim.request), "a request alone lacks KV blocks"
             self.preempt(victim, now_ns)
             lacking.discard(victim.request.request_id)
             victims.append(victim)
