@@ -118,13 +118,13 @@ def test_command_on_a_real_executor(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_an_interrupt_while_the_model_is_loaded_ends_the_command_and_aborts_nothing() -> None:
     code = """
-import os, signal, sys, time
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 import torch
 from firsttoken.cli import main
 from firsttoken.executor import torch_executor
 
 def load_model(*_, **__):
-    time.sleep(0.5)  # until the command waits for it
     os.kill(os.getpid(), signal.SIGINT)
     while True:
         torch.ones(1000) + 1
