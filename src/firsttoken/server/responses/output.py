@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -34,7 +35,7 @@ def new_id(prefix: str) -> str:
 
 
 @dataclass(slots=True)
-class OutputItem:
+class OutputItem(ABC):
     """One item, while it is being made; ``index`` is its place among all."""
 
     id: str
@@ -55,12 +56,12 @@ class OutputItem:
             self._encoded = msgspec.Raw(to_json(self._fields()))
         return self._encoded
 
-    def _fields(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _fields(self) -> dict[str, Any]: ...
 
+    @abstractmethod
     def given_back(self) -> Item:
         """The item as a caller would send it back."""
-        raise NotImplementedError
 
 
 class MessageOutput(OutputItem):
