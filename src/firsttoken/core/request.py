@@ -65,6 +65,8 @@ class Request:
 
     One that generates nothing (``prompt_only``) is to the scheduler a request of one token, which is never harvested.
 
+    ``held`` is what shall live as long as it does.
+
     It began to queue at ``arrived_ns``, by default now, but not before its last stamp.
     """
 
@@ -72,6 +74,7 @@ class Request:
         "deadline_ns",
         "finish_reason",
         "first_scheduled",
+        "held",
         "kept",
         "kept_reason",
         "max_tokens",
@@ -134,6 +137,7 @@ class Request:
         self.prefill_steps = self.prefill_samples = 0
         self.queue_ns = [0] * len(Wait)
         self.first_scheduled = False
+        self.held: object = None
         self.slot = -1
         self.status = Status.WAITING
         self.finish_reason: str | None = None

@@ -1,25 +1,60 @@
-"""Requests that wait for their grammar before they join the queue: it is compiled beside the loop."""
+"""Requests that wait for their grammar before they join the queue: it is compiled beside the loop, one at a time."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
+from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.grammar import Grammar
 from firsttoken.core.request import Request
+from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark
 from firsttoken.core.waits import Wait
-from firsttoken.grammar.grammars import Grammars
+from firsttoken.grammar.grammars import Grammars, Verdict
+
+if TYPE_CHECKING:
+    from firsttoken.grammar.compiled import Compiled
 
 log = logging.getLogger(__name__)
 
 
+# Grammars that requests of one class may have at once. Each takes up to some 40 MB.
+MOST_HELD = 128
+
+
+class _Held:
+    """A grammar as the requests of a class have it: it is found for as long as one of them lives, so that its row
+    starts at once."""
+
+    __slots__ = ("__weakref__", "compiled")
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.compiled = compiled
+
+
 class GrammarGate:
-    """Nothing here costs anything while no request has a grammar."""
+    """Of several grammars that are waited for the best class's is compiled first, then that of whoever had none
+    compiled for longest: who sends many slow ones waits for them himself. While requests of a class have `MOST_HELD` no
+    further one is compiled for it, which bounds the memory of all. Nothing is compiled for who has left.
+
+    Nothing here costs anything while no request has a grammar.
+    """
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
         self._waiting: dict[int, Request] = {}
+        self._compiling: tuple[Grammar, Future[Verdict]] | None = None
+        self._turns: dict[str, int] = {}  # by tenant: when he last had one compiled
+        self._turn = 0
+        self._deadline_ns = 0  # none of those that wait has an earlier one; 0 where none has any
+        self._held: dict[int, WeakValueDictionary[Grammar, _Held]] = {
+            service: WeakValueDictionary() for service in ServiceClass
+        }
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -32,32 +67,33 @@ class GrammarGate:
             return False
         if self._grammars is None:
             raise InvalidRequest("this engine holds no answers to grammars", param="grammar")
-        compiling = self._grammars.ask(grammar)
-        if not compiling.done():
+        verdict = self._grammars.known(grammar)
+        if verdict is None:
             self._waiting[request.request_id] = request
+            if request.deadline_ns:
+                self._deadline_ns = min(self._deadline_ns or request.deadline_ns, request.deadline_ns)
+            self._compile_next()
             return True
-        error = compiling.exception()
-        if isinstance(error, InvalidRequest):
-            raise error
-        if error is not None:
-            log.error("a grammar could not be compiled", exc_info=error)
-            raise InvalidRequest(f"the grammar could not be compiled: {error}", param="grammar")
-        compiling.result().check_room(request.max_tokens)
+        self._give(request, verdict)
         return False
 
     def released(self) -> Iterator[tuple[Request, InvalidRequest | None]]:
-        """Those that wait no longer, in the order in which they came, and why they cannot run."""
-        for request in list(self._waiting.values()):
-            del self._waiting[request.request_id]
-            refusal: InvalidRequest | None = None
-            try:
-                if self.keeps(request):
-                    continue
-            except InvalidRequest as error:
-                refusal = error
-            since_ns = request.timeline.times[-1]
-            request.queue_ns[Wait.GRAMMAR] += request.timeline.stamp(Mark.ARRIVED) - since_ns  # it queues from here on
-            yield request, refusal
+        """Those that wait no longer, in the order in which they came, and why they cannot run. Those whose deadline has
+        passed are among them, without a grammar: they never start."""
+        if self._compiling is not None and self._compiling[1].done():
+            grammar, compiling = self._compiling
+            self._compiling = None
+            error = compiling.exception()
+            if error is not None:
+                log.error("a grammar could not be compiled", exc_info=error)
+                verdict: Verdict = InvalidRequest(f"the grammar could not be compiled: {error}", param="grammar")
+            else:
+                verdict = compiling.result()
+            for request in [one for one in self._waiting.values() if one.params.grammar == grammar]:
+                yield self._release(request, verdict)
+        if self._deadline_ns and now_ns() >= self._deadline_ns:
+            yield from self._too_late(now_ns())
+        self._compile_next()
 
     def drop(self, request_id: int) -> Request | None:
         """End one that waits; None where it does not."""
@@ -67,3 +103,43 @@ class GrammarGate:
             request.finish("abort")
             request.queue_ns[Wait.GRAMMAR] += request.timeline.times[-1] - since_ns
         return request
+
+    def _compile_next(self) -> None:
+        if self._compiling is not None or self._grammars is None:
+            return
+        if not self._waiting:
+            self._turns.clear()
+            return
+        ready = [one for one in self._waiting.values() if len(self._held[one.service]) < MOST_HELD]
+        if not ready:
+            return
+        first = min(ready, key=lambda one: (one.service, self._turns.get(one.tenant, 0)))  # of equals the first to come
+        self._turn += 1
+        self._turns[first.tenant] = self._turn
+        assert first.params.grammar is not None
+        self._compiling = first.params.grammar, self._grammars.compile(first.params.grammar)
+
+    def _too_late(self, now: int) -> Iterator[tuple[Request, InvalidRequest | None]]:
+        for request in [one for one in self._waiting.values() if 0 < one.deadline_ns <= now]:
+            yield self._release(request, None)
+        deadlines = [one.deadline_ns for one in self._waiting.values() if one.deadline_ns]
+        self._deadline_ns = min(deadlines, default=0)
+
+    def _release(self, request: Request, verdict: Verdict | None) -> tuple[Request, InvalidRequest | None]:
+        del self._waiting[request.request_id]
+        refusal: InvalidRequest | None = None
+        try:
+            if verdict is not None:
+                self._give(request, verdict)
+        except InvalidRequest as error:
+            refusal = error
+        since_ns = request.timeline.times[-1]
+        request.queue_ns[Wait.GRAMMAR] += request.timeline.stamp(Mark.ARRIVED) - since_ns  # it queues from here on
+        return request, refusal
+
+    def _give(self, request: Request, verdict: Verdict) -> None:
+        if isinstance(verdict, InvalidRequest):
+            raise InvalidRequest(verdict.message, param=verdict.param, code=verdict.code)
+        verdict.check_room(request.max_tokens)
+        assert request.params.grammar is not None
+        request.held = self._held[request.service].setdefault(request.params.grammar, _Held(verdict))

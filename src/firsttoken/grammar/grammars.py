@@ -9,7 +9,9 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -28,14 +30,20 @@ KEPT = 64
 _MASK_WORKERS = 4
 
 
+Verdict: TypeAlias = "Compiled | InvalidRequest"
+"""What became of a grammar: what answers are held to, or why it cannot be used."""
+
+
 class Grammars:
-    """All methods are for the engine's own threads: `ask` for its loop, `row` for the one that samples. ``load`` is
-    called once, by a thread of this object's."""
+    """``load`` is called once, by a thread of this object's. What was compiled is found while it is one of the `KEPT`
+    that were used last, or held by anyone. For any thread."""
 
     def __init__(self, load: Callable[[], TokenTable]) -> None:
         self._load = load
         self._table: TokenTable | None = None
-        self._found: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
+        self._lock = Lock()  # of the next two
+        self._kept: OrderedDict[Grammar, Verdict] = OrderedDict()
+        self._held: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
         self._compiler: ThreadPoolExecutor | None = None
         self._maskers: ThreadPoolExecutor | None = None
 
@@ -44,21 +52,23 @@ class Grammars:
         """Of a model's own vocabulary."""
         return cls(lambda: _table_of(checkpoint))
 
-    def ask(self, grammar: Grammar) -> Future[Compiled]:
-        """The compiled grammar, now or soon; raises `InvalidRequest` from its result for one that cannot be used."""
-        found = self._found.get(grammar)
-        if found is not None:
-            self._found.move_to_end(grammar)
-            return found
+    def known(self, grammar: Grammar) -> Verdict | None:
+        """What became of a grammar that was compiled; None where that is not known, or not any more."""
+        with self._lock:
+            verdict = self._kept.get(grammar) or self._held.get(grammar)
+            if verdict is not None:
+                self._keep(grammar, verdict)
+            return verdict
+
+    def compile(self, grammar: Grammar) -> Future[Verdict]:
+        """Soon what becomes of it; it is `known` from then on."""
         if self._compiler is None:
             self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compile")
-        future = self._found[grammar] = self._compiler.submit(self._compile, grammar)
-        while len(self._found) > KEPT:
-            self._found.popitem(last=False)
-        return future
+        return self._compiler.submit(self._compile, grammar)
 
     def row(self, start: RowStart) -> GrammarRow:
-        """The answer of a row that starts. Its grammar has been asked for, and may be once more: it is waited for."""
+        """The answer of a row that starts. Its grammar is known where the request holds it; else it is compiled, and
+        waited for. Raises `InvalidRequest` for one that cannot be used."""
         from firsttoken.grammar.row import GrammarRow
 
         grammar = start.params.grammar
@@ -67,10 +77,13 @@ class Grammars:
             self._maskers = ThreadPoolExecutor(
                 min(_MASK_WORKERS, os.cpu_count() or 1), thread_name_prefix="grammar-mask"
             )
+        compiled = self.known(grammar) or self.compile(grammar).result()
+        if isinstance(compiled, InvalidRequest):
+            raise compiled
         known = np.frombuffer(start.tokens, dtype="<u4")
         params = start.params
         return GrammarRow(
-            self.ask(grammar).result(),
+            compiled,
             known[start.num_prompt :].tolist(),
             start.max_tokens,
             start.max_tokens if params.ignore_eos else params.min_tokens,
@@ -84,12 +97,27 @@ class Grammars:
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, grammar: Grammar) -> Compiled:
+    def _compile(self, grammar: Grammar) -> Verdict:
         from firsttoken.grammar.compiled import Compiled
 
-        if self._table is None:
-            self._table = self._load()
-        return Compiled(grammar, self._table)
+        try:
+            if self._table is None:
+                self._table = self._load()
+            verdict: Verdict = Compiled(grammar, self._table)
+        except InvalidRequest as error:
+            # Not itself: its traceback would keep all that was made until then, which may be tens of megabytes.
+            verdict = InvalidRequest(error.message, param=error.param, code=error.code)
+        with self._lock:
+            self._keep(grammar, verdict)
+        return verdict
+
+    def _keep(self, grammar: Grammar, verdict: Verdict) -> None:
+        self._kept[grammar] = verdict
+        self._kept.move_to_end(grammar)
+        if not isinstance(verdict, InvalidRequest):
+            self._held[grammar] = verdict
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
 
 
 def row_of(grammars: Grammars | None, start: RowStart) -> GrammarRow | None:
