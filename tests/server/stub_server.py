@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from array import array
 from pathlib import Path
 
 import msgspec
@@ -21,9 +22,13 @@ from firsttoken.text.chat_template import ChatTemplate
 from tests.support.byte_tokenizer import GENERATION, TEMPLATE, VOCAB_SIZE, byte_tokenizer
 
 
+# The whole of it: prompts that load tests draw begin with any token.
+DEADLY = array("I", [ord("!")]).tobytes()
+
+
 def script(request: EngineRequest) -> list[int | Fault]:
-    """As many x as it wants; a prompt that begins with "!" is the engine's death after two."""
-    if request.prompt[0] == ord("!"):
+    """As many x as it wants; the prompt "!" is the engine's death after two."""
+    if request.prompt == DEADLY:
         return [ord("x"), ord("x"), Fault(fatal=True, silent=True)]
     return [ord("x")] * request.max_tokens
 
