@@ -21,7 +21,6 @@ from firsttoken.server.run import restart_policy, run_server
 from firsttoken.text.chat_template import ChatTemplate
 from tests.support.byte_tokenizer import GENERATION, TEMPLATE, VOCAB_SIZE, byte_tokenizer
 
-
 # The whole of it: prompts that load tests draw begin with any token.
 DEADLY = array("I", [ord("!")]).tobytes()
 
