@@ -22,6 +22,13 @@ if not torch.cuda.is_available():
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="firsttoken-tests-")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What else a machine does only adds to times: a bound that holds once in three tries holds."""
+    for item in items:
+        if item.get_closest_marker("clock"):
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
     """Reports travel between test workers as UTF-8; tests of invalid text log lone surrogates, which have none."""

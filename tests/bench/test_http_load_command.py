@@ -53,6 +53,7 @@ def load(url: str, *words: str, code: int = 0, capsys: pytest.CaptureFixture[str
     return result
 
 
+@pytest.mark.clock
 def test_open_loop(stub: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--rate", "20", "--seconds", "1.5", "--mix", "16,40:8,12", "--target-ttft", "10s", "--target-itl", "10s"]
     result = load(stub, *words, capsys=capsys)

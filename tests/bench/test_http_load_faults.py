@@ -36,6 +36,8 @@ from tests.support.faulty_server import (
     usage,
 )
 
+pytestmark = pytest.mark.clock
+
 OUTPUT = 4
 
 

@@ -268,6 +268,7 @@ def test_the_default_model() -> None:
     assert all("".join(merge.split(" ")) in known for merge in vocabulary.merges)
 
 
+@pytest.mark.clock
 @pytest.mark.model
 def test_the_default_model_opens_fast() -> None:
     seconds = []

@@ -24,6 +24,7 @@ def children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.clock
 def test_help_is_quick_and_loads_no_engine() -> None:
     code = (
         "import sys\nfrom firsttoken.cli.main import main\n"

@@ -21,7 +21,7 @@ from firsttoken.server.config import ServerConfig
 from firsttoken.server.run import _Uvicorn, _uvicorn_config
 from tests.support.certificate import Certificate
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.clock]
 
 
 @asynccontextmanager

@@ -20,6 +20,8 @@ from firsttoken.diagnose.sample import Sample
 from firsttoken.observability.percentiles import percentile
 from tests.diagnose.double import Double, delaying_proxy, own_process
 
+pytestmark = pytest.mark.clock
+
 REQUESTS = 8
 
 

@@ -14,6 +14,8 @@ from firsttoken.core.timeline import Mark
 from firsttoken.transport.messages import Abort
 from tests.support.scripted_engine import ask, count_up
 
+pytestmark = pytest.mark.clock
+
 TINY = {"max_model_len": 128, "threads": 1, "quantization": "none", "dtype": "float32"}
 PROMISED = Targets(p2=ClassTargets(ttft_p99=100.0))
 

@@ -350,6 +350,7 @@ def test_who_comes_while_a_step_runs_waits_for_the_next_plan_and_not_for_the_cha
         assert waits[Wait.STEP] == max(waits)
 
 
+@pytest.mark.clock
 def test_the_way_to_an_idle_engine_is_no_queue(start):
     engine = start(count_up)
     time.sleep(0.1)
@@ -372,6 +373,7 @@ def test_a_clock_that_is_off_makes_no_time_negative(start, ahead_ms):
     assert min(last[2].spent.queue_ns) >= 0
 
 
+@pytest.mark.clock
 def test_a_device_that_ends_sooner_than_foreseen_is_not_left_waiting(start):
     engine = start(count_up, depth=2, step_s=0.001)
     teach(engine, 100.0)

@@ -12,6 +12,8 @@ from firsttoken.core.timeline import Mark
 from firsttoken.transport.messages import Refused
 from tests.support.scripted_engine import ask, count_up
 
+pytestmark = pytest.mark.clock
+
 
 @pytest.fixture
 def promise(start, tmp_path):

@@ -56,6 +56,7 @@ def test_kv_is_named_by_all_that_its_values_depend_on() -> None:
     assert kv_name(config(threads=7, kv_blocks=9, max_num_seqs=3), "a") in names
 
 
+@pytest.mark.clock
 def test_an_idle_engine_does_not_sleep_over_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "WORTH", 1e9)
     prompts = make_prompts(3, 150)

@@ -48,6 +48,7 @@ async def test_bb22_one_bos_is_written_once_and_counted_once(make_client):
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
 async def test_bb51_a_callers_template_is_refused_at_once(make_client, path):
     """Under its own name and inside the template's variables, while another stream goes on; harmless variables work."""
@@ -70,6 +71,7 @@ async def test_bb51_a_callers_template_is_refused_at_once(make_client, path):
         assert stream.reply.events[-1] == "[DONE]"
 
 
+@pytest.mark.clock
 async def test_bb30_what_cannot_fit_costs_next_to_nothing(make_client):
     """5 MB, refused by its size alone; how fast, benchmarks/http_costs.py says, on a machine with nothing else to do.
     That others go on meanwhile: test_bad_requests."""

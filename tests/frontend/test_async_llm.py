@@ -175,6 +175,7 @@ async def test_drain_gives_up_after_its_time(serve):
     await llm.shutdown()
 
 
+@pytest.mark.clock
 async def test_drain_with_nothing_running_is_immediate(serve):
     llm = await serve(says("x"))
     began = time.monotonic()
@@ -223,6 +224,7 @@ async def test_use_before_start_is_an_error_and_generate_starts(tokenizer):
         await AsyncLLM().start()
 
 
+@pytest.mark.clock
 async def test_a_killed_engine_process_is_noticed_within_a_second(tokenizer):
     handle = StubProcess(f"{__name__}:endless", StubConfig(vocab_size=VOCAB_SIZE, step_s=0.002))
     llm = AsyncLLM(handle, tokenizer=tokenizer)

@@ -17,6 +17,8 @@ from firsttoken.observability.step_history import StepHistory
 from firsttoken.observability.worst_gap import Gap, worst_gap
 from tests.support.stub_llm import PROMPT, read, says
 
+pytestmark = pytest.mark.clock
+
 PAUSE_S = 0.25
 LONG = SamplingParams(max_tokens=60)
 SLOW = array("I", [66])

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +116,7 @@ def reconcile(llm: AsyncLLM, requests: list[Asked]) -> None:
 
 
 @settings(max_examples=40, deadline=None)
+@pytest.mark.clock
 @given(requests=REQUESTS)
 def test_counts_records_and_tokens_agree(tokenizer, requests: list[Asked]):
     asyncio.run(check(tokenizer, requests))

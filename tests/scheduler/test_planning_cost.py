@@ -18,6 +18,8 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.kvcache import KVCache
 from firsttoken.scheduler import Scheduler, SchedulerConfig, TokenCap
 
+pytestmark = pytest.mark.clock
+
 PARAMS = SamplingParams(max_tokens=3000)
 
 

@@ -13,6 +13,8 @@ from firsttoken.server.app import build_app
 from firsttoken.server.config import ServerConfig
 from tests.server.conftest import Client
 
+pytestmark = pytest.mark.clock
+
 REQUESTS = 64
 ARGS = AsyncEngineArgs(
     model="random:tiny-llama",

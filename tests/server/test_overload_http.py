@@ -25,6 +25,8 @@ from benchmarks.overload_http import (
     server,
 )
 
+pytestmark = pytest.mark.clock
+
 KEYED = """\
 [class.p0]
 max_queue = "10ms"

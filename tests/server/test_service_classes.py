@@ -153,6 +153,7 @@ async def busy(client):
     return stream
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_what_cannot_start_in_time_ends_with_504(make_client, path, stream):

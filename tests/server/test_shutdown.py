@@ -73,6 +73,7 @@ def test_the_grace_time_is_bounded(start):
     assert time.monotonic() - began < 3
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_ends_at_once(start, number):
     server = start()

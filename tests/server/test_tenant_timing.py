@@ -7,6 +7,8 @@ from benchmarks.kv_tenants import measure, told_apart
 
 from firsttoken import AsyncEngineArgs
 
+pytestmark = pytest.mark.clock
+
 
 def test_how_well_times_tell_two_things_apart() -> None:
     assert told_apart([1, 2, 3], [4, 5, 6]) == 1

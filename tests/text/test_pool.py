@@ -57,6 +57,7 @@ async def test_without_a_template_chat_is_refused(byte_tokenizer: Tokenizer) -> 
     pool.close()
 
 
+@pytest.mark.clock
 async def test_what_cannot_fit_is_refused_before_any_work(byte_tokenizer: Tokenizer) -> None:
     pool = TextPool(byte_tokenizer, ChatTemplate(TEMPLATE), max_chars=1000)
     huge = "x" * 5_000_000
@@ -82,6 +83,7 @@ async def test_invalid_unicode_names_the_field(pool: TextPool) -> None:
     assert caught.value.param == "prompt[3]"
 
 
+@pytest.mark.clock
 async def test_a_large_prompt_neither_blocks_the_loop_nor_delays_a_small_one(pool: TextPool) -> None:
     large = asyncio.ensure_future(pool.encode("The lazy dog doesn't mind. " * 20_000))
     also_large = asyncio.ensure_future(pool.encode("x" * LARGE))
