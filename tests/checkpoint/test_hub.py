@@ -14,9 +14,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from firsttoken.checkpoint.locate import open_checkpoint
+from firsttoken.checkpoint.pooling import choose_pooling
 from firsttoken.checkpoint.progress import Progress
 from firsttoken.core.errors import CheckpointError
+from firsttoken.core.pooling import Pooling
 
+MODULES = (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
 COMMIT = "c0ffee" * 6 + "c0ff"
 
 
@@ -108,6 +111,18 @@ def test_a_repository_is_fetched_once_and_works_offline(hub: HubStandIn, tmp_pat
     hub.server.server_close()
     offline = open_checkpoint("owner/tiny", cache=cache, offline=True)
     assert checkpoint.fingerprint == again.fingerprint == offline.fingerprint
+
+
+def test_what_says_how_vectors_are_made_is_fetched_from_its_inner_folder(hub: HubStandIn, tmp_path: Path) -> None:
+    modules = [{"type": f"sentence_transformers.models.{name}", "path": path} for name, path in MODULES]
+    hub.files["modules.json"] = json.dumps(modules).encode()
+    hub.files["1_Pooling/config.json"] = b'{"pooling_mode_mean_tokens": true}'
+    cache = tmp_path / "cache"
+    checkpoint = open_checkpoint("owner/tiny", cache=cache, endpoint=hub.url)
+    assert choose_pooling("auto", checkpoint) == Pooling("mean", normalize=True)
+    assert "original/params.json" not in hub.fetched
+    offline = open_checkpoint("owner/tiny", cache=cache, offline=True)
+    assert choose_pooling("auto", offline) == Pooling("mean", normalize=True)
 
 
 def test_weights_of_a_model_that_cannot_be_served_are_not_fetched(hub: HubStandIn, tmp_path: Path) -> None:

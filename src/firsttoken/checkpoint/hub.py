@@ -9,6 +9,7 @@ from typing import Any
 
 from firsttoken.checkpoint.hf_config import read_config
 from firsttoken.checkpoint.hf_folder import read_folder_config
+from firsttoken.checkpoint.pooling import pooling_files
 from firsttoken.checkpoint.progress import OnProgress, Progress
 from firsttoken.core.errors import CheckpointError
 
@@ -29,7 +30,8 @@ def fetch_repository(
 ) -> Path:
     """The folder of a snapshot of ``repository`` (``owner/name``, its main branch).
 
-    Only safetensors, JSON and Jinja files are fetched, and the weights only after ``config.json`` was found to be
+    Only safetensors, JSON and Jinja files are fetched, of inner folders those that say how a vector is made, and the
+    weights only after ``config.json`` was found to be
     one that can be served. Files go to ``cache / "hub"``, or where `huggingface_hub` keeps them when it is None.
     ``offline`` uses what was fetched before. Raises `CheckpointError`.
     """
@@ -46,10 +48,11 @@ def fetch_repository(
     try:
         folder = Path(snapshot_download(repository, allow_patterns=TEXT_FILES, **options))
         read_config(read_folder_config(folder))
-        # The snapshot's folder is named by its commit: both calls must see the same one.
-        return Path(
-            snapshot_download(repository, revision=folder.name, allow_patterns=TEXT_FILES + WEIGHT_FILES, **options)
-        )
+        # The snapshot's folder is named by its commit: all calls must see the same one.
+        options["revision"] = folder.name
+        if inner := pooling_files(folder):
+            snapshot_download(repository, allow_patterns=inner, **{**options, "ignore_patterns": None})
+        return Path(snapshot_download(repository, allow_patterns=TEXT_FILES + WEIGHT_FILES, **options))
     except LocalEntryNotFoundError as error:
         if offline:
             reason = f"was not fetched before, and offline mode was asked for: {_first_line(error)}"

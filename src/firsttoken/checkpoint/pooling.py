@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, cast
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
@@ -35,14 +35,27 @@ def choose_pooling(asked: str, checkpoint: Checkpoint) -> Pooling:
     return _read(folder) if (folder / MODULES_FILE).is_file() else Pooling()
 
 
-def _read(folder: Path) -> Pooling:
+def pooling_files(folder: Path) -> list[str]:
+    """What beside ``folder``'s own files says how vectors are made, as paths in it; [] where it has no modules.
+
+    Raises `CheckpointError` for modules that cannot be read.
+    """
+    if not (folder / MODULES_FILE).is_file():
+        return []
+    return [f"{one.text('path')}/config.json" for name, one in _modules(folder) if name == "Pooling"]
+
+
+def _modules(folder: Path) -> list[tuple[str, JSONObject]]:
     path = folder / MODULES_FILE
-    modules = decode_json(read_bytes(path, MAX_CONFIG_BYTES), list[dict[str, Any]], str(path))
+    listed = decode_json(read_bytes(path, MAX_CONFIG_BYTES), list[dict[str, Any]], str(path))
+    modules = [JSONObject(str(path), module, f"[{index}]") for index, module in enumerate(listed)]
+    return [(one.text("type").rpartition(".")[2], one) for one in modules]
+
+
+def _read(folder: Path) -> Pooling:
     kind: PoolingKind | None = None
     normalize = False
-    for index, module in enumerate(modules):
-        one = JSONObject(str(path), module, f"[{index}]")
-        name = one.text("type").rpartition(".")[2]
+    for name, one in _modules(folder):
         if name == "Pooling":
             kind = _kind(folder, one)
         elif name == "Normalize":
@@ -50,14 +63,15 @@ def _read(folder: Path) -> Pooling:
         elif name != "Transformer":
             raise one.fail("type", f"{name} is not computed here: {_ADVICE}")
     if kind is None:
-        raise CheckpointError(f"has no Pooling module: {_ADVICE}", file=str(path))
+        raise CheckpointError(f"has no Pooling module: {_ADVICE}", file=str(folder / MODULES_FILE))
     return Pooling(kind, normalize)
 
 
 def _kind(folder: Path, module: JSONObject) -> PoolingKind:
     inner = module.text("path")
-    path = (folder / inner / "config.json").resolve()
-    if not path.is_relative_to(folder.resolve()):
+    path = folder / inner / "config.json"
+    # By its name: the files of a hub's cache are links to where their contents lie.
+    if PurePath(inner).is_absolute() or ".." in PurePath(inner).parts:
         raise module.fail("path", f"{inner!r:.80} lies outside the model's folder")
     if not path.is_file():
         raise module.fail("path", f"there is no {inner}/config.json: {_ADVICE}")
