@@ -28,11 +28,13 @@ class Compiled:
             if matcher.is_error():
                 raise refuse(grammar, matcher.get_error())
         self.has_json, self.ends = has_json(grammar), ends_of(grammar)
-        closing = find_closing(self._bytes, json=self.has_json, ends=self.ends)
+        errors: list[str] = []
+        closing = find_closing(self._bytes, json=self.has_json, ends=self.ends, errors=errors)
         shortest = None if closing is None else table.spell(closing)
         if shortest is None:
-            error = self._bytes.get_error()
-            raise refuse(grammar, error or f"no text of at most {MAX_CLOSING} bytes that fits it was found in time")
+            raise refuse(
+                grammar, (*errors, f"no text of at most {MAX_CLOSING} bytes that fits it was found in time")[0]
+            )
         self.shortest = shortest
         self.growth = growth_of(grammar)
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from json import JSONDecoder
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.grammar import Grammar
+from firsttoken.grammar.closing import Ends
+from firsttoken.grammar.examples import example
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -33,6 +39,11 @@ _JSON_OPTIONS: JsonCompileOptions = {
     "coerce_one_of": False,
 }
 _SUFFIX = re.compile(r'\[suffix=("(?:[^"\\\n]|\\[\\"n])*")\]')
+_JSON = re.compile(r"%json\s*(?=\{)")
+_REGEX = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
+_MOST_TEXTS = 32
+# Of formats whose ends a walk byte by byte does not find soon.
+_FORMATS = {"email": "a@b.cd", "uri": "http://a.bc", "duration": "P1D"}
 _MAX_MESSAGE = 400
 MAX_CHOICES = 4096
 
@@ -59,10 +70,56 @@ def to_llguidance(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(grammar.source)
 
 
-def ends_of(grammar: Grammar) -> tuple[bytes, ...]:
-    """The texts with which a Lark grammar says that free stretches end."""
-    found = _SUFFIX.findall(grammar.source) if grammar.kind == "lark" else []
-    return tuple(dict.fromkeys(msgspec.json.decode(text, type=str).encode() for text in found))
+def ends_of(grammar: Grammar) -> Ends:
+    """The texts with which a Lark grammar says that free stretches end, and those that match the grammar's regular
+    expressions."""
+    match grammar.kind:
+        case "json_schema":
+            return Ends(texts=_texts(patterns_of([msgspec.json.decode(grammar.source)]), quoted=True))
+        case "regex":
+            return Ends(texts=_texts([grammar.source], quoted=False))
+        case "lark":
+            found = _SUFFIX.findall(grammar.source)
+            suffixes = dict.fromkeys(msgspec.json.decode(text, type=str).encode() for text in found)
+            schemas = [
+                schema for at in _JSON.finditer(grammar.source) for schema in _schema_at(grammar.source, at.end())
+            ]
+            quoted = _texts(patterns_of(schemas), quoted=True)
+            return Ends(tuple(suffixes), (*quoted, *_texts(_REGEX.findall(grammar.source), quoted=False)))
+        case _:
+            return Ends()
+
+
+def patterns_of(schemas: Sequence[Any]) -> list[str]:
+    """The regular expressions of JSON schemas, wherever they stand, and some that match what has a format; the first
+    few."""
+    found: dict[str, None] = {}
+    left = list(schemas)
+    while left and len(found) < _MOST_TEXTS:
+        one = left.pop()
+        if isinstance(one, dict):
+            found |= {one["pattern"]: None} if isinstance(one.get("pattern"), str) else {}
+            form = one.get("format")
+            found |= {re.escape(_FORMATS[form]): None} if isinstance(form, str) and form in _FORMATS else {}
+            named = one.get("patternProperties")
+            found |= dict.fromkeys(named) if isinstance(named, dict) else {}
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return list(found)[:_MOST_TEXTS]
+
+
+def _texts(patterns: Iterable[str], *, quoted: bool) -> tuple[bytes, ...]:
+    """A text for each of which one can be told, the shortest first; ``quoted``, as it stands in a string of JSON."""
+    found = {text for pattern in islice(patterns, _MOST_TEXTS) if (text := example(pattern))}
+    written = [msgspec.json.encode(text)[1:-1] if quoted else text.encode("utf-8", "replace") for text in found]
+    return tuple(sorted(written, key=lambda text: (len(text), text)))
+
+
+def _schema_at(source: str, at: int) -> Iterator[Any]:
+    """The JSON that stands there, if it is any."""
+    with suppress(ValueError, RecursionError):
+        yield JSONDecoder().raw_decode(source, at)[0]
 
 
 def has_json(grammar: Grammar) -> bool:
@@ -91,7 +148,7 @@ def check(grammar: Grammar) -> None:
 
 def refuse(grammar: Grammar, message: str) -> InvalidRequest:
     """The refusal with the library's ``message``."""
-    return _refused(grammar, message)
+    return _refused(grammar, message.removesuffix("<non-verbose/>").rstrip())
 
 
 def _refused(grammar: Grammar, message: str) -> InvalidRequest:
