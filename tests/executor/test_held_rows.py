@@ -52,7 +52,7 @@ class Scripts:
     def __init__(self, scripts) -> None:
         self.scripts = scripts
 
-    def row(self, start):
+    def row_beside(self, start):
         return self.scripts[start.slot]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from firsttoken.core.grammar import Grammar
 from firsttoken.grammar.compiled import Compiled
 from firsttoken.grammar.row import GrammarRow
 from firsttoken.grammar.tokens import TokenTable
-from firsttoken.sampling.constraint import MOST_REFUSALS, allowed
+from firsttoken.sampling.constraint import MOST_REFUSALS
 
 END, OTHER_END, SPECIAL = 256, 257, 258
 # Tokens that close, open and join several parts of JSON at once, as real vocabularies have them.
@@ -37,7 +35,6 @@ class Spelling:
 class Answers:
     def __init__(self) -> None:
         self.table = TokenTable(Spelling(), (END, OTHER_END), VOCAB)
-        self.workers = ThreadPoolExecutor(1)
         self._compiled: dict[Grammar, Compiled] = {}
 
     def compiled(self, grammar: Grammar) -> Compiled:
@@ -47,10 +44,11 @@ class Answers:
         return found
 
     def row(self, grammar: Grammar, max_tokens: int, output=(), min_tokens=0, stop_ids=()) -> GrammarRow:
-        return GrammarRow(self.compiled(grammar), output, max_tokens, min_tokens, stop_ids, self.workers)
+        return GrammarRow(self.compiled(grammar), output, max_tokens, min_tokens, stop_ids)
 
     def next_ids(self, row: GrammarRow) -> list[int]:
-        return np.flatnonzero(allowed(row.mask(), VOCAB)).tolist()
+        bits = np.unpackbits(row.mask().view(np.uint8), count=VOCAB, bitorder="little")
+        return np.flatnonzero(bits).tolist()
 
     def draw(self, row: GrammarRow, choose, most: int) -> tuple[bytes, list[int]]:
         """An answer of which each token is ``choose``\\ n among the allowed ones, as a sampler does it. It must end
@@ -80,6 +78,4 @@ class Answers:
 
 @pytest.fixture(scope="session")
 def answers():
-    made = Answers()
-    yield made
-    made.workers.shutdown()
+    return Answers()

@@ -139,11 +139,17 @@ class TorchExecutor:
                     continue
                 if governor is not None and (wanted := governor.choose()) != threads:
                     torch.set_num_threads(threads := wanted)
-                try:
-                    future.set_result(self._run(plan))
-                except BaseException as error:
-                    self._broken = error
-                    future.set_exception(error)
+                self._serve(plan, future)
+
+    def _serve(self, plan: StepPlan, future: Future[StepResult]) -> None:
+        """Run a step, hand its result over, and do what may be done for the next one while the loop plans it."""
+        try:
+            future.set_result(self._run(plan))
+            self._sampler.prepare()
+        except BaseException as error:
+            self._broken = error
+            if not future.done():
+                future.set_exception(error)
 
     def _governor(self) -> ThreadGovernor | None:
         if not self._config.adaptive_threads or not hasattr(os, "sched_getaffinity"):

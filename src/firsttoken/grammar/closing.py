@@ -83,6 +83,12 @@ def find_closing(
     return best
 
 
+def ending_byte(matcher: LLMatcher) -> int | None:
+    """The byte that most likely ends something in JSON where ``matcher`` stands; None where none may come."""
+    allowed = _bytes_of(matcher.compute_bitmask())
+    return _closers_first(allowed, [], []) if allowed else None
+
+
 # Of the bytes that may come, how often each came before, and those that might have come a byte earlier: the next one.
 Choose = Callable[[list[int], list[int], list[int]], int]
 

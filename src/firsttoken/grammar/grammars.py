@@ -21,6 +21,7 @@ from firsttoken.core.grammar import Grammar
 from firsttoken.core.plan import RowStart
 
 if TYPE_CHECKING:
+    from firsttoken.grammar.beside import BesideRow
     from firsttoken.grammar.compiled import Compiled
     from firsttoken.grammar.row import GrammarRow
     from firsttoken.grammar.tokens import TokenTable
@@ -73,10 +74,6 @@ class Grammars:
 
         grammar = start.params.grammar
         assert grammar is not None, "a row without a grammar is held to none"
-        if self._maskers is None:
-            self._maskers = ThreadPoolExecutor(
-                min(_MASK_WORKERS, os.cpu_count() or 1), thread_name_prefix="grammar-mask"
-            )
         compiled = self.known(grammar) or self.compile(grammar).result()
         if isinstance(compiled, InvalidRequest):
             raise compiled
@@ -88,8 +85,17 @@ class Grammars:
             start.max_tokens,
             start.max_tokens if params.ignore_eos else params.min_tokens,
             start.stop_ids if params.min_tokens else (),
-            self._maskers,
         )
+
+    def row_beside(self, start: RowStart) -> BesideRow:
+        """The same, with masks that are made on threads of this object's."""
+        from firsttoken.grammar.beside import BesideRow
+
+        if self._maskers is None:
+            self._maskers = ThreadPoolExecutor(
+                min(_MASK_WORKERS, os.cpu_count() or 1), thread_name_prefix="grammar-mask"
+            )
+        return BesideRow(self.row(start), self._maskers)
 
     def close(self) -> None:
         """Let the threads go."""
@@ -121,12 +127,19 @@ class Grammars:
 
 
 def row_of(grammars: Grammars | None, start: RowStart) -> GrammarRow | None:
-    """What a row that starts is held to, None for a row without a grammar."""
-    if start.params.grammar is None:
-        return None
+    """What a row that starts is held to, None for a row without a grammar. Its masks are made by who asks for them."""
+    return None if start.params.grammar is None else _told(grammars).row(start)
+
+
+def row_beside_of(grammars: Grammars | None, start: RowStart) -> BesideRow | None:
+    """The same for an executor whose threads have nothing to do while the device computes."""
+    return None if start.params.grammar is None else _told(grammars).row_beside(start)
+
+
+def _told(grammars: Grammars | None) -> Grammars:
     if grammars is None:
         raise RuntimeError("a row has a grammar, and the executor was told of no grammars")
-    return grammars.row(start)
+    return grammars
 
 
 def _table_of(checkpoint: Checkpoint) -> TokenTable:

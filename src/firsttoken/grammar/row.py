@@ -1,41 +1,33 @@
 """One answer that is held to a grammar: which tokens may come next, and that its end stays within reach.
 
 Invariant after each token that was taken: some way to the end of the grammar fits into the tokens that are left.
-``_way`` is one that was found and holds, or None while only a bound on its length is known (``_bound``), which then is
-half of what is left at most. In tokens, the end token with them.
+``_way`` is one that was found and holds, or None while only a bound on its length is known (``_bound``), which has then
+used up half of the room beside the last known way (of ``_anchor`` tokens) at most, or no better one was found. In
+tokens, the end token with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
+from contextlib import suppress
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from firsttoken.core.errors import ConstraintFailed
-from firsttoken.grammar.closing import MAX_CLOSING, find_closing
 from firsttoken.grammar.compiled import Compiled
+from firsttoken.grammar.ways import Ways, longest
 
 Mask = NDArray[np.int32]
 
 
 class GrammarRow:
     """``output`` are the tokens that it has already (it was preempted), ``max_tokens`` all that it may have. Until it
-    has ``min_tokens`` none of ``stop_ids`` may come where anything else may. Masks are made by ``workers``.
-
-    Used by one thread; `mask` waits for the worker.
-    """
+    has ``min_tokens`` none of ``stop_ids`` may come where anything else may. Used by one thread at a time."""
 
     def __init__(
-        self,
-        compiled: Compiled,
-        output: Sequence[int],
-        max_tokens: int,
-        min_tokens: int,
-        stop_ids: Sequence[int],
-        workers: Executor,
+        self, compiled: Compiled, output: Sequence[int], max_tokens: int, min_tokens: int, stop_ids: Sequence[int]
     ) -> None:
         table = compiled.table
         self._compiled = compiled
@@ -45,13 +37,11 @@ class GrammarRow:
         self._forbidden = _words(
             [token for token in (*stop_ids, *self._end) if token < table.vocab_size], table.mask_words
         )
-        self._workers = workers
-        self._matcher = compiled.token_matcher()
-        self._bytes: LLMatcher | None = None
-        self._unread = bytearray()  # what `_bytes` has not consumed
+        self._matcher: LLMatcher = compiled.token_matcher()
+        self._ways = Ways(compiled)
         self._way: list[int] | None = compiled.shortest
-        self._bound = compiled.needed
-        self._longest = _longest(compiled, compiled.shortest)
+        self._bound = self._anchor = compiled.needed
+        self._longest = longest(compiled, compiled.shortest)
         self._in_run = False  # since `_way` was known, and what such a run may add is part of `_bound`
         self._ended = False
         self._error = ""
@@ -59,20 +49,25 @@ class GrammarRow:
             self._follow(token)
         if output:
             self._way, self._bound = None, 0
-        self._mask: Future[Mask] = workers.submit(self._make_mask)
+        self._mask: Mask | None = None
 
     # ------------------------------------------------------------ for the sampler
 
     def mask(self) -> Mask:
         """The tokens that may come next, a bit each (int32 [ceil(V / 32)], the lowest bit first). Not to be changed.
-        Raises `ConstraintFailed` where there is none."""
+        Made when it is first asked for. Raises `ConstraintFailed` where there is none."""
         if self._error:
             raise ConstraintFailed(self._error)
-        try:
-            return self._mask.result(_MASK_S)
-        except TimeoutError:
-            self._error = f"the grammar is too complex: its next tokens were not known after {_MASK_S} s"
-            raise ConstraintFailed(self._error) from None
+        if self._mask is None:
+            self._mask = self._make_mask()
+        return self._mask
+
+    def prepare(self) -> None:
+        """Make the next mask now, when nobody waits for it. What fails does so when it is asked for."""
+        if self._ended:
+            return
+        with suppress(ConstraintFailed):
+            self.mask()
 
     def take(self, token: int) -> bool:
         """The answer goes on with ``token``, which the mask allows. False when its end would be out of reach: then
@@ -83,16 +78,16 @@ class GrammarRow:
             return True
         left = self._left - 1
         growth = self._growth(token)
-        if growth is not None and self._bound and 2 * (self._bound + growth) <= left:
+        bound = 0 if growth is None or not self._bound else self._bound + growth
+        if bound and 2 * bound <= left + self._anchor:
             self._follow(token)
             if self._way and self._way[0] == token:
-                self._set_way(self._way[1:])
+                self._go_on()
             else:
-                self._way, self._bound = None, self._bound + growth
-                self._in_run = bool(self._compiled.table.pieces.ends_in_run[token])
-        elif not self._take_if_fitting(token, left):
+                self._drift(token, bound)
+        elif not self._take_if_fitting(token, left, bound):
             return False
-        self._mask = self._workers.submit(self._make_mask)
+        self._mask = None
         return True
 
     @property
@@ -103,7 +98,7 @@ class GrammarRow:
             return False  # the mask leaves the one token
         if growth is None or not self._bound:
             return True
-        room = ((self._left - 1) // 2 - self._bound - self._longest) // growth  # for so many pieces
+        room = ((self._left - 1 + self._anchor) // 2 - self._bound - self._longest) // growth  # for so many pieces
         return room < pieces.most and room < int(pieces.count[_ids(self.mask(), len(pieces.count))].max(initial=0))
 
     def take_way_out(self) -> int:
@@ -126,71 +121,66 @@ class GrammarRow:
         known = int(self._in_run and pieces.begins_in_run[token])  # what the run may add has been counted
         return growth * (int(pieces.count[token]) - known) + self._longest
 
-    def _take_if_fitting(self, token: int, left: int) -> bool:
-        before = self._known_way() if self._way is None and not self._bound else self._way
+    def _take_if_fitting(self, token: int, left: int, bound: int) -> bool:
+        """``bound`` is the way's, once it has gone on with ``token``; 0 where it cannot be told."""
+        if self._way is None and not self._bound:
+            self._known_way()
+        if self._way and self._way[0] == token:
+            self._follow(token)
+            self._go_on()
+            return True
         if not self._matcher.consume_token(token):
             raise ConstraintFailed(self._matcher.get_error() or _IMPOSSIBLE)
-        way: list[int] | None = None
-        if before is not None:
-            if before and before[0] == token:
-                way = before[1:]
-            elif len(before) + 1 <= left and self._holds(before):
-                way = before
-        spelt = self._compiled.table.bytes[token]
-        if way is None:
-            way = self._find_way(spelt)
-        if way is None or len(way) + 1 > left:
+        way = self._ways.find(left - 1, self._compiled.table.bytes[token])
+        if way is None and not 0 < bound <= left:
             self._matcher.rollback(1)
             return False
-        self._unread += spelt
-        self._left = left
-        self._early -= 1
-        self._set_way(way)
+        self._took(token)
+        if way is None:
+            self._drift(token, bound)  # there is one, though it was not found
+        else:
+            self._set_way(way)
         return True
 
-    def _holds(self, way: list[int]) -> bool:
-        return self._matcher.validate_tokens([*way, self._end[0]]) == len(way) + 1
-
     def _known_way(self) -> list[int] | None:
-        """One from where the answer stands."""
+        """One from where the answer stands that fits into what is left."""
         if self._way is None:
-            way = self._find_way(b"")
+            way = self._ways.find(self._left - 1)
             if way is not None:
                 self._set_way(way)
         return self._way
 
-    def _find_way(self, more: bytes) -> list[int] | None:
-        """From where the answer stands once it has gone on with ``more``."""
-        if self._bytes is None:
-            self._bytes = self._compiled.byte_matcher()
-        if self._unread:
-            self._bytes.consume_tokens(list(self._unread))
-            self._unread.clear()
-        matcher = self._bytes
-        if more:
-            matcher = matcher.deep_copy()
-            matcher.consume_tokens(list(more))
-        if matcher.is_error():
-            return None
-        most = min(MAX_CLOSING, _TOKEN_BYTES * self._left)
-        made = self._compiled
-        closing = find_closing(matcher, json=made.has_json, ends=made.ends, most=most, seconds=_SEARCH_S)
-        return None if closing is None else self._compiled.table.spell(closing)
-
     def _set_way(self, way: list[int]) -> None:
-        self._way, self._bound, self._in_run = way, len(way) + 1, False
-        self._longest = _longest(self._compiled, way)
+        self._way, self._in_run = way, False
+        self._bound = self._anchor = len(way) + 1
+        self._longest = longest(self._compiled, way)
+        self._ways.know(way)
+
+    def _go_on(self) -> None:
+        """Along the way, by its first token."""
+        assert self._way
+        self._way, self._in_run = self._way[1:], False
+        self._bound = self._anchor = len(self._way) + 1
+        self._ways.know(self._way)
+
+    def _drift(self, token: int, bound: int) -> None:
+        """Off the way, by ``token``."""
+        self._way, self._bound = None, bound
+        self._in_run = bool(self._compiled.table.pieces.ends_in_run[token])
 
     def _follow(self, token: int) -> None:
         """Go on with a token that fits."""
-        self._left -= 1
-        self._early -= 1
         if token in self._end:
             self._ended = True
         elif not self._matcher.consume_token(token):
             self._error = self._matcher.get_error() or _IMPOSSIBLE
-        else:
-            self._unread += self._compiled.table.bytes[token]
+        self._took(token)
+
+    def _took(self, token: int) -> None:
+        self._left -= 1
+        self._early -= 1
+        if not self._ended:
+            self._ways.follow(token)
 
     def _make_mask(self) -> Mask:
         words = np.zeros(self._compiled.table.mask_words, dtype=np.int32)
@@ -210,17 +200,8 @@ class GrammarRow:
         return words
 
 
-# A way of which tokens are longer than this on average is not looked for.
-_TOKEN_BYTES = 16
-# All answers of a step wait for these. They take a millisecond as a rule.
-_MASK_S = 0.5
-_SEARCH_S = 0.1
 _IMPOSSIBLE = "the grammar allows no token here"
 _TOO_LONG = "the answer's grammar cannot be brought to its end within max_tokens"
-
-
-def _longest(compiled: Compiled, way: list[int]) -> int:
-    return max((len(compiled.table.bytes[token]) for token in way), default=1)
 
 
 def _words(tokens: Sequence[int], count: int) -> Mask:

@@ -33,7 +33,30 @@ class Constraint(Protocol):
         ...
 
 
-def allowed(mask: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
-    """The mask's bits, bool [V]."""
-    bits = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
-    return bits.view(np.bool_)
+class LazyConstraint(Constraint, Protocol):
+    """One whose mask is made when it is asked for."""
+
+    def prepare(self) -> None:
+        """Make the next mask now, when nobody waits for it. Raises nothing: what fails does so when it is asked for."""
+        ...
+
+
+def allows(mask: NDArray[np.int32], token: int) -> bool:
+    """The mask's bit of ``token``."""
+    return bool(mask[token >> 5] >> (token & 31) & 1)
+
+
+class Masker:
+    """Applies masks to rows of ``vocab_size`` logits, in memory of its own: to ask the system for a row's anew takes as
+    long as the work."""
+
+    def __init__(self, vocab_size: int) -> None:
+        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+        self._of_byte = np.where(bits == 1, np.float32(0), np.float32(-np.inf))  # what eight tokens' logits get added
+        self._added = np.empty((4 * -(-vocab_size // 32), 8), dtype=np.float32)
+        self._row = self._added.reshape(-1)[:vocab_size]
+
+    def apply(self, mask: NDArray[np.int32], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """``logits`` (float32 [V], no +inf, no NaN) where the mask allows them, -inf elsewhere; until the next call."""
+        np.take(self._of_byte, mask.view(np.uint8), axis=0, out=self._added, mode="clip")
+        return np.add(self._row, logits, out=self._row)

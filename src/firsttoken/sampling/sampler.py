@@ -24,7 +24,7 @@ from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.random import uniform
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.sampling.choose import choose
-from firsttoken.sampling.constraint import MOST_REFUSALS, Constraint, allowed
+from firsttoken.sampling.constraint import MOST_REFUSALS, LazyConstraint, Masker, allows
 from firsttoken.sampling.logprobs import token_logprobs
 from firsttoken.sampling.processors import RowProcessor
 
@@ -53,7 +53,7 @@ class _Row:
     num_prompt: int
     processor: RowProcessor | None
     plain: bool  # greedy, raw logits, no log-probabilities: the batch's argmax is the whole answer
-    constraint: Constraint | None
+    constraint: LazyConstraint | None
 
 
 class Sampler:
@@ -66,6 +66,8 @@ class Sampler:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._rows: list[_Row | None] = [None] * max_rows
+        self._masker: Masker | None = None
+        self._unprepared: list[LazyConstraint] = []  # that have taken a token in the last `sample`
 
     def start(
         self,
@@ -75,7 +77,7 @@ class Sampler:
         tokens: array[int] | Tensor | NDArray[np.integer],
         num_prompt: int,
         stop_ids: Sequence[int] = (),
-        constraint: Constraint | None = None,
+        constraint: LazyConstraint | None = None,
     ) -> None:
         """A request takes ``slot`` (again, after preemption). ``tokens`` are all its known ones, the prompt first.
 
@@ -102,6 +104,12 @@ class Sampler:
     def retire(self, slot: int) -> None:
         """Give the slot back; a slot that is free already is left as it is."""
         self._rows[slot] = None
+
+    def prepare(self) -> None:
+        """Do what can be done for the next `sample` of rows with a constraint, when nobody waits for it."""
+        for constraint in self._unprepared:
+            constraint.prepare()
+        self._unprepared.clear()
 
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> SampleBatch:
         """Choose one token a row and count it for the row's penalties.
@@ -153,23 +161,37 @@ class Sampler:
         if constraint is None:
             token = best if params.greedy else choose(logits, top, params, uniform(row.seed, position))
         else:
-            token = self._choose_within(constraint, row, logits, position)
+            token = self._choose_within(constraint, row, logits, best, position)
+            self._unprepared.append(constraint)
         if processor is not None:
             processor.append(token)
         return token
 
-    def _choose_within(self, constraint: Constraint, row: _Row, logits: NDArray[np.float32], position: int) -> int:
-        masked = np.where(allowed(constraint.mask(), self.vocab_size), logits, _IMPOSSIBLE)
-        best, top = _largest(masked)
-        for _ in range(1 + MOST_REFUSALS):
-            token = best if row.params.greedy else choose(masked, top, row.params, uniform(row.seed, position))
-            if constraint.take(token):
-                return token
-            masked[token] = _IMPOSSIBLE
+    def _choose_within(
+        self, constraint: LazyConstraint, row: _Row, logits: NDArray[np.float32], likeliest: int, position: int
+    ) -> int:
+        """``likeliest`` is that of all tokens."""
+        mask = constraint.mask()
+        struck: list[int] = []
+        if row.params.greedy and allows(mask, likeliest):
+            if constraint.take(likeliest):
+                return likeliest
+            struck.append(likeliest)
+        if self._masker is None:
+            self._masker = Masker(self.vocab_size)
+        masked = self._masker.apply(mask, logits)
+        if not struck:
+            _largest(masked)
+        while len(struck) <= MOST_REFUSALS:
+            masked[struck] = _IMPOSSIBLE
             best = int(masked.argmax())
             top = float(masked[best])
             if top == _IMPOSSIBLE:
                 break
+            token = best if row.params.greedy else choose(masked, top, row.params, uniform(row.seed, position))
+            if constraint.take(token):
+                return token
+            struck.append(token)
         token = constraint.take_way_out()
         if logits[token] == _IMPOSSIBLE:
             raise ConstraintFailed(ALL_MASKED)

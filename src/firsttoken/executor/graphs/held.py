@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from firsttoken.core.errors import ConstraintFailed
 from firsttoken.core.plan import RowSample, RowStart
-from firsttoken.grammar.grammars import Grammars, row_of
+from firsttoken.grammar.grammars import Grammars, row_beside_of
 from firsttoken.kernels.sample.state import Outputs
 from firsttoken.sampling.constraint import MOST_REFUSALS, Constraint
 from firsttoken.sampling.device.sampler import DeviceSampler
@@ -32,7 +32,7 @@ class Holds:
 
     def start(self, row: RowStart) -> bool:
         """A row starts; whether it is held to something."""
-        constraint = row_of(self.grammars, row)
+        constraint = row_beside_of(self.grammars, row)
         if constraint is None:
             return False
         self._rows[row.slot] = constraint
