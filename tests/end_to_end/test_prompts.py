@@ -88,7 +88,7 @@ def test_log_probabilities_of_a_prompt_are_those_of_transformers(engine, prompts
     assert tokens == [[]] * len(prompts)
     for index, (delta, (_, logits)) in enumerate(zip(last, states, strict=True)):
         assert delta.finish_reason == "length"
-        entries = delta.prompt_logprobs.entries()
+        entries = list(delta.prompt_logprobs.entries())
         expected = torch.log_softmax(logits, -1)
         assert len(entries) == len(prompts[index]) - 1
         for position, entry in enumerate(entries):
@@ -128,7 +128,7 @@ def test_who_was_preempted_gets_the_same_vector(narrow, prompts, states, kind):
     hidden = states[6][0]
     expected = hidden.mean(0) if kind == "mean" else hidden[-1]
     assert float((vector(pooled[0]) - expected).abs().max()) < TOLERANCE
-    assert len(scored.prompt_logprobs.entries()) == 16
+    assert len(list(scored.prompt_logprobs.entries())) == 16
     assert (narrow.stats.running, narrow.stats.waiting, narrow.stats.kv_used) == (0, 0, 0)
 
 

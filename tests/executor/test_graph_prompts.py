@@ -78,7 +78,7 @@ def test_prompts_are_read_in_chunks_beside_a_decoding_row(kind):
     assert close(torch.tensor(array("f", pooled_last.pooled)), hidden[-1])
     _, logits = hidden_and_logits(checkpoint, scored.tokens)
     expected = torch.log_softmax(logits, -1)[:-1]
-    entries = told.prompt_logprobs.entries()
+    entries = list(told.prompt_logprobs.entries())
     own = torch.tensor([entry.logprob for entry in entries])
     assert close(own, expected.gather(1, torch.tensor(scored.tokens[1:])[:, None])[:, 0])
     assert close(torch.tensor([entry.top_logprobs for entry in entries]), expected.topk(4).values)

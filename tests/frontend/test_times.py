@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from firsttoken.core.plan import PromptLogprobs, TokenLogprobs
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.times import RequestTimes
 from firsttoken.transport.messages import RequestDelta, Spent
@@ -32,6 +35,19 @@ def test_stamps_are_taken_once(first, last):
     account = times.timings()
     assert account["unaccounted_ms"] == 0
     assert (times.cached_tokens, times.preemptions, list(times.token_times)) == (3, 1, [70, 100])
+
+
+def test_what_was_told_of_tokens_is_not_kept_with_the_times():
+    data, top = bytes(1000), [7] * 20
+    found = TokenLogprobs(-1.0, 1, top, [-1.0] * 20)
+    before = sys.getrefcount(data), sys.getrefcount(top)
+    times = RequestTimes(Timeline(OWN))
+    held = RequestDelta(
+        1, [5], [found], finish_reason="stop", prompt_logprobs=PromptLogprobs(0, data, data), pooled=data
+    )
+    times.note(held, 100)
+    del held
+    assert (sys.getrefcount(data), sys.getrefcount(top)) == before
 
 
 @pytest.mark.parametrize(

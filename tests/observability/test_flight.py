@@ -23,7 +23,7 @@ from firsttoken.core.step_record import StepRecord
 from firsttoken.core.timeline import Mark
 from firsttoken.observability import flight as flight_module
 from firsttoken.observability import flight_file
-from firsttoken.observability.flight import PIECE_TOKENS, FlightRecorder
+from firsttoken.observability.flight import HASH_AT_BYTES, PIECE_TOKENS, REQUEST_BYTES, FlightRecorder
 from firsttoken.observability.flight_file import KEPT_FILES, Flight, read_flight
 from firsttoken.observability.step_history import StepHistory
 from firsttoken.transport.messages import EngineStats, RequestDelta, StepOutputs
@@ -190,7 +190,7 @@ def test_what_is_old_or_too_much_is_forgotten(tmp_path, clock, monkeypatch):
 
 
 def test_prompts_are_hashed_before_they_take_much_memory(clock, monkeypatch):
-    monkeypatch.setattr(flight_module, "HASH_AT_BYTES", 4000)
+    monkeypatch.setattr(flight_module, "HASH_AT_BYTES", 5000)
     flight = recorder(None)
     flight.submitted([ask(1, [1] * 900)])
     assert len(flight._unhashed) == 1
@@ -198,6 +198,18 @@ def test_prompts_are_hashed_before_they_take_much_memory(clock, monkeypatch):
     assert flight._unhashed == []
     flight.close()
     assert [len(flying.pieces) for flying in flight._live.values()] == [8, 8]
+
+
+def test_requests_are_not_held_by_short_prompts_that_wait_to_be_hashed(clock):
+    flight = recorder(None)
+    most = 0
+    for number in range(10_000):
+        flight.submitted([ask(number, [1])])
+        flight.refused(number)
+        clock.now += NS_PER_S
+        most = max(most, len(flight._unhashed))
+    assert most * REQUEST_BYTES <= HASH_AT_BYTES
+    flight.close()
 
 
 def test_a_death_is_written_and_all_that_ran_failed_with_it(tmp_path, clock):
@@ -299,12 +311,12 @@ def test_a_storm_of_signals_writes_two_files_and_a_death_its_own(tmp_path, clock
 
 def test_prompts_do_not_pile_up_behind_a_disk_that_hangs(tmp_path, clock, held, monkeypatch):
     monkeypatch.setattr(flight_module, "HASH_AT_BYTES", 4000)
-    monkeypatch.setattr(flight_module, "MAX_HASHING_BYTES", 20_000)
+    monkeypatch.setattr(flight_module, "MAX_HASHING_BYTES", 20_000 + 4 * REQUEST_BYTES)
     flight = recorder(tmp_path)
     flight.dump("a test")
     for number in range(50):
         flight.submitted([ask(number, [1] * 1001)])
-    assert flight._hashing_bytes == 4 * 4004
+    assert flight._hashing_bytes == 4 * (4004 + REQUEST_BYTES)
     held.set()
     assert [len(one.pieces) for one in written(flight).requests] == [8] * 4 + [0] * 46
     flight.submitted([ask(50, [1] * 1001)])

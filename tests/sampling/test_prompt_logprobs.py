@@ -14,7 +14,7 @@ from firsttoken.sampling.prompt_logprobs import prompt_logprobs
 
 def entries(logits, targets, count):
     values, ids = prompt_logprobs(logits, torch.tensor(targets), count)
-    return PromptLogprobs(count, values.numpy().tobytes(), ids.numpy().tobytes()).entries()
+    return list(PromptLogprobs(count, values.numpy().tobytes(), ids.numpy().tobytes()).entries())
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 20])

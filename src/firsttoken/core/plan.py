@@ -8,6 +8,7 @@ start, blocks that are added, slots that are given back; tokens already on the d
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
 import msgspec
 
@@ -94,18 +95,17 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     values: bytes
     ids: bytes
 
-    def entries(self) -> list[TokenLogprobs]:
-        """One for each token. Takes a microsecond or two for each: for a long prompt that is work for a thread."""
-        values, ids = array("f", self.values).tolist(), array("i", self.ids).tolist()
+    def entries(self) -> Iterator[TokenLogprobs]:
+        """One for each token, made as they are taken, since all of a long prompt's take megabytes. Each takes a
+        microsecond or two: for a long prompt that is work for a thread."""
+        values, ids = array("f", self.values), array("i", self.ids)
         width = self.count + 1
-        found = []
         for at in range(0, len(ids), width):
             end = at + width
-            top = ids[at + 1 : end]
+            top = ids[at + 1 : end].tolist()
             if top and top[-1] < 0:
                 top = top[: top.index(-1)]
-            found.append(TokenLogprobs(values[at], ids[at], top, values[at + 1 : at + 1 + len(top)]))
-        return found
+            yield TokenLogprobs(values[at], ids[at], top, values[at + 1 : at + 1 + len(top)].tolist())
 
 
 class RowSample(msgspec.Struct, frozen=True, array_like=True):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.observability.account import stages, timings
 from firsttoken.observability.worst_gap import Gap
@@ -146,7 +148,8 @@ class RequestTimes:
     def _take_counts(self, delta: RequestDelta) -> None:
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         self.preemptions = max(self.preemptions, delta.preemptions)
-        self._found = delta
+        # An ended request's times are kept for minutes, and what it was told of its prompt may take megabytes.
+        self._found = msgspec.structs.replace(delta, logprobs=None, prompt_logprobs=None, pooled=None)
 
     def _fresh(self, delta: RequestDelta) -> list[tuple[int, int]]:
         """Those of the engine's stamps that are new."""

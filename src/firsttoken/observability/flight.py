@@ -41,9 +41,10 @@ MAX_REQUEST_BYTES = 32 << 20
 # A shard of the KV cache has 128 tokens or more: what is alike for less is not found again.
 PIECE_TOKENS = 128
 PIECE_BYTES = PIECE_TOKENS * 4
-# Prompts wait to be hashed until they are so many bytes together: not while their first tokens are waited for.
+# Prompts wait to be hashed until they, and the requests that they are of, take so many bytes together: not while their
+# first tokens are waited for.
 HASH_AT_BYTES = 1 << 20
-# Prompts of more bytes together are not kept to be hashed where that thread is held up, as by a disk that hangs.
+# More bytes of them are not kept to be hashed where that thread is held up, as by a disk that hangs.
 MAX_HASHING_BYTES = 64 << 20
 # After so many pieces, some 40 us of work, the hashing thread lets others have the interpreter.
 HASH_TURN = 32
@@ -152,7 +153,7 @@ class FlightRecorder:
         self._tenants: dict[str, int] = {"": 0}
         self._unhashed: list[tuple[_Flying, bytes, str]] = []
         self._unhashed_bytes = 0
-        self._hashing_bytes = 0  # of prompts that the worker has, or is to get to
+        self._hashing_bytes = 0  # of those that the worker has, or is to get to
         self._dumps = 0
         self._latest: dict[str, int] = {}  # of dumps that are not written, by reason
         self._closed = False
@@ -177,7 +178,7 @@ class FlightRecorder:
                 tenant = self._tenants.setdefault(wire.tenant, len(self._tenants))
                 flying = self._live[wire.id] = _Flying(wire, now, tenant)
                 self._unhashed.append((flying, wire.prompt, wire.salt))
-                self._unhashed_bytes += len(wire.prompt)
+                self._unhashed_bytes += len(wire.prompt) + REQUEST_BYTES
             if self._unhashed_bytes > HASH_AT_BYTES:
                 self._hash_waiting()
 

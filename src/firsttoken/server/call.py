@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,8 @@ MAX_ID_CHARS = 128
 # How long the next piece of a body may take, and how many bytes a second must come where the whole takes longer.
 BODY_STALL_S = 75.0
 BODY_BYTES_PER_S = 1024
+# About how many bytes of an answer that comes in pieces are made at once: on the event loop, and in a thread.
+_INLINE_PIECES, _PIECES = 16 << 10, 64 << 10
 # Seeded once by the operating system; of its own, so that a caller of random.seed() cannot make ids repeat.
 _IDS = random.Random()
 _NOT_ID = re.compile(rb"[^A-Za-z0-9._:/+=@-]")
@@ -250,12 +252,20 @@ class Call:
 
     # ------------------------------------------------------------------- writing
 
-    async def reply(self, status: int, body: bytes, headers: Headers | None = None) -> None:
-        """The whole answer, as JSON."""
-        length = (b"content-length", str(len(body)).encode())
-        own = self.dialect.headers(self.request_id)
-        await self._start(status, [JSON, length, *own, *(headers or [])])
-        await self.write(body, last=True)
+    async def reply(self, status: int, body: bytes | Iterator[bytes], headers: Headers | None = None) -> None:
+        """The whole answer, as JSON. A long one that comes in pieces is made as it is written, so that no more of it is
+        held than the caller has not read yet; how long it is cannot be told beforehand."""
+        own = [JSON, *self.dialect.headers(self.request_id), *(headers or [])]
+        if isinstance(body, bytes):
+            begun, whole = body, True
+        else:
+            begun, whole = _joined(body, _INLINE_PIECES)
+        if whole:
+            own.append((b"content-length", str(len(begun)).encode()))
+        await self._start(status, own)
+        await self.write(begun, last=whole)
+        if not isinstance(body, bytes) and not whole:
+            await self.write_pieces(body, last=True)
 
     async def start_stream(self) -> None:
         """Status 200 and the headers of an event stream."""
@@ -267,6 +277,13 @@ class Call:
         if self.content is not None:
             self.content.told(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def write_pieces(self, pieces: Iterator[bytes], *, last: bool = False) -> None:
+        """Write what is made on the way, in threads."""
+        whole = False
+        while not whole:
+            data, whole = await asyncio.to_thread(_joined, pieces, _PIECES)
+            await self.write(data, last=last and whole)
 
     async def fail(self, error: ApiError) -> None:
         """Plain JSON when nothing was sent yet; else one error event, and the stream ends."""
@@ -347,6 +364,17 @@ async def _ended(call: Call) -> None:
         await call.fail(stopping())
     else:
         call.last_timeline.stamp(Mark.FAILED)
+
+
+def _joined(pieces: Iterator[bytes], size: int) -> tuple[bytes, bool]:
+    """The next pieces, ``size`` bytes and one piece more at the most; and whether there are no others."""
+    taken, length = [], 0
+    for piece in pieces:
+        taken.append(piece)
+        if length > size:
+            return b"".join(taken), False
+        length += len(piece)
+    return b"".join(taken), True
 
 
 def _used(generation: Generation) -> int:

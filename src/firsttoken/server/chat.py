@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from firsttoken.server.chat_answers import ChatStream, Message
 from firsttoken.server.chat_ask import chat_ask
 from firsttoken.server.conversation import Conversation, open_conversation
 from firsttoken.server.decode import RequestDecoder, decode_messages, off_loop
-from firsttoken.server.encode import ChunkWriter, TokenNames, chat_text_choice, to_json, usage
+from firsttoken.server.encode import ChunkWriter, TokenNames, chat_text_choice, in_pieces, usage
 from firsttoken.server.prompt_logprobs import told
 from firsttoken.server.schema import ChatRequest
 from firsttoken.server.state import AppState
@@ -111,26 +110,26 @@ class ChatRoute:
 
     async def _whole(self, call: Call, job: ChatJob) -> None:
         conversation, names = job.conversation, self._names[bool(job.request.return_tokens_as_token_ids)]
-        answers = [Message(index, conversation, names) for index in range(conversation.params.n)]
+        token_ids = bool(job.request.return_token_ids)
+        answers = [Message(index, conversation, names, token_ids=token_ids) for index in range(conversation.params.n)]
         async for said in conversation.said():
             answers[said.delta.index].add(said)
         timings = job.timings()
-        token_ids = bool(job.request.return_token_ids)
         body: dict[str, Any] = {
             "id": call.response_id,
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self._state.llm.model_name,
             "service_tier": job.tier,
-            "choices": [answer.choice(token_ids=token_ids) for answer in answers],
+            "choices": [answer.choice() for answer in answers],
             "usage": job.usage(),
         }
         if token_ids:
             body["prompt_token_ids"] = conversation.prompt.tolist()
         if conversation.generation.prompt_logprobs is not None:
             found, top = conversation.generation.prompt_logprobs, conversation.params.prompt_logprobs or 0
-            body["prompt_logprobs"] = await asyncio.to_thread(told, names, conversation.prompt, found, top)
+            body["prompt_logprobs"] = told(names, conversation.prompt, found, top)
         if timings is not None:
             body["timings"] = timings
         header = server_timing_header(timings or conversation.generation.stages())
-        await call.reply(200, to_json(body), [(b"server-timing", header.encode())])
+        await call.reply(200, in_pieces(body), [(b"server-timing", header.encode())])

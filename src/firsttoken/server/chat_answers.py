@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from firsttoken.server.conversation import Conversation, Said
@@ -13,7 +15,9 @@ from firsttoken.server.encode import (
     stop_extra,
     to_json,
     token_ids_extra,
+    told_of,
 )
+from firsttoken.server.kept_logprobs import KeptLogprobs
 from firsttoken.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
 if TYPE_CHECKING:
@@ -72,7 +76,7 @@ class ChatStream:
     def _of_tokens(self, delta: Delta) -> tuple[bytes, bytes]:
         logprobs, more = b"null", b""
         if self._top is not None:
-            logprobs = to_json({"content": self._names.chat(delta, self._top), "refusal": None})
+            logprobs = to_json({"content": list(self._names.chat(told_of(delta), self._top)), "refusal": None})
         if self._token_ids:
             more = token_ids_extra(delta, None)
         return logprobs, more
@@ -94,65 +98,70 @@ def _encoded(piece: Piece) -> bytes:
 
 
 class Message:
-    """One choice of a whole answer, gathered as it comes."""
+    """One choice of a whole answer, gathered as it comes: there may be millions of tokens, so none has an object of its
+    own. ``token_ids``: they are told, too."""
 
-    def __init__(self, index: int, conversation: Conversation, names: TokenNames) -> None:
+    def __init__(self, index: int, conversation: Conversation, names: TokenNames, *, token_ids: bool) -> None:
         self._index = index
         self._names = names
         self._top = conversation.params.logprobs
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[tuple[CallStart, list[str]]] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._content = StringIO()
+        self._reasoning = StringIO()
+        self._calls: list[tuple[CallStart, StringIO]] = []
+        self._token_ids = array("i") if token_ids else None
+        self._logprobs = None if self._top is None else KeptLogprobs(self._top)
         self._last: Said | None = None
 
     def add(self, said: Said) -> None:
         for piece in said.pieces:
             match piece:
                 case Content(text):
-                    self._content.append(text)
+                    self._content.write(text)
                 case Reasoning(text):
-                    self._reasoning.append(text)
+                    self._reasoning.write(text)
                 case CallStart():
-                    self._calls.append((piece, []))
+                    self._calls.append((piece, StringIO()))
                 case CallArguments(index, text):
-                    self._calls[index][1].append(text)
-        self._token_ids += said.delta.token_ids
-        if self._top is not None:
-            self._logprobs += self._names.chat(said.delta, self._top)
+                    self._calls[index][1].write(text)
+        if self._token_ids is not None:
+            self._token_ids.extend(said.delta.token_ids)
+        if self._logprobs is not None:
+            self._logprobs.add(said.delta.token_ids, said.delta.logprobs or ())
         if said.finish_reason is not None:
             self._last = said
 
-    def choice(self, *, token_ids: bool) -> dict[str, Any]:
-        """To be asked for once the answer has ended."""
+    def choice(self) -> dict[str, Any]:
+        """To be asked for once the answer has ended; for `encode.in_pieces`."""
         assert self._last is not None
+        logprobs: dict[str, Any] | None = None
+        if self._logprobs is not None:
+            logprobs = {"content": self._names.chat(self._logprobs, self._top or 0), "refusal": None}
         choice: dict[str, Any] = {
             "index": self._index,
             "message": self._message(),
-            "logprobs": {"content": self._logprobs, "refusal": None} if self._top is not None else None,
+            "logprobs": logprobs,
             "finish_reason": self._last.finish_reason,
             "stop_reason": self._last.delta.stop_reason,
         }
-        if token_ids:
-            choice["token_ids"] = self._token_ids
+        if self._token_ids is not None:
+            choice["token_ids"] = iter(self._token_ids)
         return choice
 
     def _message(self) -> dict[str, Any]:
-        content = "".join(self._content)
+        content, reasoning = self._content.getvalue(), self._reasoning.getvalue()
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content if content or not self._calls else None,
             "refusal": None,
         }
-        if self._reasoning:
-            message["reasoning_content"] = message["reasoning"] = "".join(self._reasoning)
+        if reasoning:
+            message["reasoning_content"] = message["reasoning"] = reasoning
         if self._calls:
             message["tool_calls"] = [
                 {
                     "id": start.id,
                     "type": "function",
-                    "function": {"name": start.name, "arguments": "".join(arguments)},
+                    "function": {"name": start.name, "arguments": arguments.getvalue()},
                 }
                 for start, arguments in self._calls
             ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from io import StringIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.sampling_params import SamplingParams
@@ -20,16 +22,19 @@ from firsttoken.server.cost import allow
 from firsttoken.server.decode import Prompt, RequestDecoder, decode_prompts, off_loop
 from firsttoken.server.encode import (
     ChunkWriter,
+    MaybeTold,
     TokenNames,
-    join_legacy,
+    in_pieces,
     stop_extra,
     text_choice,
     to_json,
     token_ids_extra,
+    told_of,
     usage,
 )
 from firsttoken.server.errors import bad_request
-from firsttoken.server.prompt_logprobs import echoed, told
+from firsttoken.server.kept_logprobs import KeptLogprobs
+from firsttoken.server.prompt_logprobs import of_prompt, told
 from firsttoken.server.sampling import completion_params, whole
 from firsttoken.server.schema import CompletionRequest
 from firsttoken.server.service import agree
@@ -54,21 +59,20 @@ class _Part:
     name: str  # what errors call it
     names: TokenNames
     held: str | None  # what errors call that which the answers are held to
-    # Of the prompt's log-probabilities, where they are asked for and known: those of the echo, and vLLM's.
-    echoed: dict[str, Any] | None = None
-    told: list[dict[str, Any] | None] | None = None
 
 
 @dataclass(slots=True)
 class _Answer:
-    """One choice so far. ``chars`` is where its next text begins, for ``text_offset``."""
+    """One choice so far. ``chars`` is where its next text begins, for ``text_offset``. The rest is gathered of one that
+    is told as a whole: there may be millions of tokens, so none has an object of its own."""
 
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
     chars: int = 0
     begun: bool = False
     last: Delta | None = None
+    text: StringIO = field(default_factory=StringIO)
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    logprobs: KeptLogprobs | None = None
+    offsets: array[int] = field(default_factory=lambda: array("q"))
 
 
 @dataclass(slots=True)
@@ -211,35 +215,31 @@ class CompletionRoute:
 
     # ----------------------------------------------------------------------- answers
 
-    async def _look(self, job: CompletionJob, part: _Part) -> None:
-        """What is told of the prompt, once, before the first of its answers: it is known by then."""
-        found = part.generation.prompt_logprobs
-        if found is None or part.echoed is not None or part.told is not None:
-            return
-        top, asked = job.params.logprobs, whole("prompt_logprobs", job.request.prompt_logprobs)
-        if job.request.echo and top is not None:
-            part.echoed = await asyncio.to_thread(echoed, part.names, part.prompt, found, top)
-        if asked is not None:
-            part.told = await asyncio.to_thread(told, part.names, part.prompt, found, asked)
-
-    def _take(self, job: CompletionJob, part: _Part, delta: Delta) -> tuple[_Answer, str, dict[str, Any] | None]:
-        """Note a delta; returns its choice, the text to show (with the echo, once) and its log-probabilities."""
-        answer = job.answers[part.base + delta.index]
+    def _take(self, part: _Part, answer: _Answer, delta: Delta) -> tuple[str, int]:
+        """Note a delta; returns the text to show (with the echo, once) and where the delta's own begins in all of the
+        answer's, in characters."""
         text = delta.text
-        first, answer.begun = not answer.begun, True
-        if first:
+        if not answer.begun:
+            answer.begun = True
             text = (part.text or "") + text
-        logprobs = None
-        if job.params.logprobs is not None:
-            # The echoed prompt's own go with the first text, in front of it.
-            offset = answer.chars + len(text) - len(delta.text)
-            logprobs = part.names.legacy(delta.token_ids, delta.logprobs or (), job.params.logprobs, offset)
-            if first and part.echoed is not None:
-                logprobs = join_legacy([part.echoed, logprobs])
+        offset = answer.chars + len(text) - len(delta.text)
         answer.chars += len(text)
         if delta.finish_reason is not None:
             answer.last = delta
-        return answer, text, logprobs
+        return text, offset
+
+    def _logprobs(
+        self, job: CompletionJob, part: _Part, found: Iterable[MaybeTold], offsets: Iterator[int], *, first: bool
+    ) -> dict[str, Iterator[Any]] | None:
+        """Those of an answer's tokens, behind the echoed prompt's where they are the ``first``; None where nobody
+        asked. ``found`` is gone through several times."""
+        top, told_of_prompt = job.params.logprobs, part.generation.prompt_logprobs
+        if top is None:
+            return None
+        if not first or not job.request.echo or told_of_prompt is None:
+            return part.names.legacy(lambda: found, top, offsets)
+        all_offsets = chain(part.names.offsets(part.prompt, 0), offsets)
+        return part.names.legacy(lambda: chain(of_prompt(part.prompt, told_of_prompt), found), top, all_offsets)
 
     async def _stream(self, call: Call, job: CompletionJob) -> None:
         options = job.request.stream_options
@@ -257,42 +257,56 @@ class CompletionRoute:
         async with aclosing(_merged(job.parts)) as stream:
             async for part, delta in stream:
                 # Headers wait for the first delta: until then a failure is a plain status.
-                await self._look(job, part)
                 if not call.started:
                     await call.start_stream()
                 unfinished -= delta.finish_reason is not None
                 timings = _last(call).timings() if unfinished == 0 and job.request.timings else None
-                events = self._event(writer, job, part, delta, timings)
-                if unfinished == 0:
-                    events += writer.last(job.usage(), timings)
-                if events:
-                    await call.write(events, last=unfinished == 0)
+                event = self._event(writer, job, part, delta, timings)
+                end = writer.last(job.usage(), timings) if unfinished == 0 else b""
+                if not isinstance(event, bytes):
+                    await call.write_pieces(chain(event, (end,)), last=unfinished == 0)
+                elif event or end:
+                    await call.write(event + end, last=unfinished == 0)
 
     def _event(
         self, writer: ChunkWriter, job: CompletionJob, part: _Part, delta: Delta, timings: dict[str, Any] | None
-    ) -> bytes:
-        first = not job.answers[part.base + delta.index].begun
-        _, text, logprobs = self._take(job, part, delta)
-        ids = bool(job.request.return_token_ids)
-        if not text and delta.finish_reason is None and not (delta.token_ids and (ids or logprobs)):
+    ) -> bytes | Iterator[bytes]:
+        """The event of a delta, b"" for none; in pieces where an echoed prompt's log-probabilities are in it."""
+        answer = job.answers[part.base + delta.index]
+        first = not answer.begun
+        text, offset = self._take(part, answer, delta)
+        ids, probabilities = bool(job.request.return_token_ids), job.params.logprobs is not None
+        if not text and delta.finish_reason is None and not (delta.token_ids and (ids or probabilities)):
             return b""
         more = token_ids_extra(delta, part.prompt if first else None) if ids else b""
         finish = b"null"
         if delta.finish_reason is not None:
             finish = to_json(delta.finish_reason)
             more += stop_extra(delta)
-        choice = text_choice(part.base + delta.index, to_json(text), finish, to_json(logprobs), more)
-        return writer.event(choice, job.usage() if writer.usage_always else None, timings)
+        logprobs = b"\0" if probabilities else b"null"
+        choice = text_choice(part.base + delta.index, to_json(text), finish, logprobs, more)
+        event = writer.event(choice, job.usage() if writer.usage_always else None, timings)
+        if not probabilities:
+            return event
+        offsets = part.names.offsets(delta.token_ids, offset)
+        before, _, after = event.partition(b"\0")
+        pieces = in_pieces(self._logprobs(job, part, list(told_of(delta)), offsets, first=first))
+        pieces = chain((before,), pieces, (after,))
+        return pieces if first and job.request.echo else b"".join(pieces)
 
     async def _whole(self, call: Call, job: CompletionJob) -> None:
         async with aclosing(_merged(job.parts)) as stream:
             async for part, delta in stream:
-                await self._look(job, part)
-                answer, text, logprobs = self._take(job, part, delta)
-                answer.text.append(text)
-                answer.token_ids += delta.token_ids
-                if logprobs is not None:
-                    answer.logprobs.append(logprobs)
+                answer = job.answers[part.base + delta.index]
+                text, offset = self._take(part, answer, delta)
+                answer.text.write(text)
+                if job.request.return_token_ids:
+                    answer.token_ids.extend(delta.token_ids)
+                if job.params.logprobs is not None:
+                    if answer.logprobs is None:
+                        answer.logprobs = KeptLogprobs(job.params.logprobs)
+                    answer.logprobs.add(delta.token_ids, delta.logprobs or ())
+                    answer.offsets.extend(part.names.offsets(delta.token_ids, offset))
         timings = _last(call).timings() if job.request.timings else None
         body: dict[str, Any] = {
             "id": call.response_id,
@@ -306,24 +320,25 @@ class CompletionRoute:
         if timings is not None:
             body["timings"] = timings
         await call.reply(
-            200, to_json(body), [(b"server-timing", server_timing_header(timings or _last(call).stages()).encode())]
+            200, in_pieces(body), [(b"server-timing", server_timing_header(timings or _last(call).stages()).encode())]
         )
 
     def _choice(self, index: int, job: CompletionJob) -> dict[str, Any]:
-        answer = job.answers[index]
+        answer, part = job.answers[index], job.parts[index // job.params.n]
         assert answer.last is not None
         choice: dict[str, Any] = {
             "index": index,
-            "text": "".join(answer.text),
-            "logprobs": None if job.params.logprobs is None else join_legacy(answer.logprobs),
+            "text": answer.text.getvalue(),
+            "logprobs": self._logprobs(job, part, answer.logprobs or (), iter(answer.offsets), first=True),
             "finish_reason": answer.last.finish_reason,
             "stop_reason": answer.last.stop_reason,
         }
-        if job.request.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = job.parts[index // job.params.n].told
+        asked, found = whole("prompt_logprobs", job.request.prompt_logprobs), part.generation.prompt_logprobs
+        if asked is not None:
+            choice["prompt_logprobs"] = None if found is None else told(part.names, part.prompt, found, asked)
         if job.request.return_token_ids:
-            choice["token_ids"] = answer.token_ids
-            choice["prompt_token_ids"] = job.parts[index // job.params.n].prompt.tolist()
+            choice["token_ids"] = iter(answer.token_ids)
+            choice["prompt_token_ids"] = part.prompt.tolist()
         return choice
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +20,30 @@ to_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 # JSON has no infinity: an impossible token gets this floor, as OpenAI does.
 LOGPROB_FLOOR = -9999.0
+# A token and its log-probabilities, or none of them.
+Told = tuple[int, TokenLogprobs]
+MaybeTold = tuple[int, TokenLogprobs | None]
+
+
+def in_pieces(value: Any) -> Iterator[bytes]:
+    """The JSON of ``value``, in which an iterator stands for a list: its items are made and encoded as their pieces are
+    taken, so that of a long one no more than an item is held at a time."""
+    lists: list[Iterator[Any]] = []
+
+    def leave_out(one: Any) -> msgspec.Raw:
+        if not isinstance(one, Iterator):
+            raise TypeError(f"{type(one).__name__} is nothing that an answer can hold")
+        lists.append(one)
+        return msgspec.Raw(b"\0")  # a byte that is nowhere else in JSON
+
+    first, *rest = msgspec.json.Encoder(enc_hook=leave_out).encode(value).split(b"\0")
+    yield first
+    for items, after in zip(lists, rest, strict=True):
+        before = b"["
+        for item in items:
+            yield before + to_json(item)
+            before = b","
+        yield (b"[]" if before == b"[" else b"]") + after
 
 
 def usage(
@@ -126,6 +150,11 @@ def stop_extra(delta: Delta) -> bytes:
 # ------------------------------------------------------------------ log-probabilities
 
 
+def told_of(delta: Delta) -> Iterator[Told]:
+    """The tokens of a delta with what is told of each."""
+    return zip(delta.token_ids, delta.logprobs or (), strict=True)
+
+
 class TokenNames:
     """Token ids as the text and bytes that log-probabilities show. Without a tokenizer a token is "token_id:N"."""
 
@@ -135,36 +164,35 @@ class TokenNames:
     def raw(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token) if self._tokenizer is not None else b"token_id:%d" % token
 
-    def chat(self, delta: Delta, top: int) -> list[dict[str, Any]]:
+    def chat(self, found: Iterable[Told], top: int) -> Iterator[dict[str, Any]]:
         """Entries of ``logprobs.content``, one a token."""
-        entries = []
-        for token, found in zip(delta.token_ids, delta.logprobs or (), strict=True):
-            entry = self._chat_entry(token, found.logprob)
-            pairs = list(zip(found.top_ids, found.top_logprobs, strict=True))[:top]
+        for token, one in found:
+            entry = self._chat_entry(token, one.logprob)
+            pairs = list(zip(one.top_ids, one.top_logprobs, strict=True))[:top]
             entry["top_logprobs"] = [self._chat_entry(other, value) for other, value in pairs]
-            entries.append(entry)
-        return entries
+            yield entry
 
     def _chat_entry(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self.raw(token)
         return {"token": raw.decode("utf-8", "replace"), "logprob": floor(logprob), "bytes": list(raw)}
 
     def legacy(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], top: int, offset: int
-    ) -> dict[str, Any]:
-        """The four parallel lists of completions; ``offset`` is where the tokens' text begins, in characters. A token
-        without log-probabilities, the first of a prompt, has null."""
-        tokens: list[str] = []
-        values: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
-        for token, found in zip(token_ids, logprobs, strict=True):
-            tokens.append(self._legacy_name(token))
-            values.append(None if found is None else floor(found.logprob))
-            tops.append(None if found is None else self._legacy_top(token, found, top))
-            offsets.append(offset)
+        self, found: Callable[[], Iterable[MaybeTold]], top: int, offsets: Iterator[int]
+    ) -> dict[str, Iterator[Any]]:
+        """The four parallel lists of completions, for each of which ``found`` gives the tokens once; ``offsets`` are
+        theirs. A token without log-probabilities, the first of a prompt, has null."""
+        return {
+            "tokens": (self._legacy_name(token) for token, _ in found()),
+            "token_logprobs": (None if one is None else floor(one.logprob) for _, one in found()),
+            "top_logprobs": (None if one is None else self._legacy_top(token, one, top) for token, one in found()),
+            "text_offset": offsets,
+        }
+
+    def offsets(self, token_ids: Iterable[int], offset: int) -> Iterator[int]:
+        """Where each token's text begins, in characters, if the first one's begins at ``offset``."""
+        for token in token_ids:
+            yield offset
             offset += len(self.raw(token).decode("utf-8", "ignore"))
-        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _legacy_top(self, token: int, found: TokenLogprobs, top: int) -> dict[str, float]:
         pairs = list(zip(found.top_ids, found.top_logprobs, strict=True))[:top]
@@ -179,12 +207,6 @@ class TokenNames:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def join_legacy(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One set of lists from those of all deltas."""
-    keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-    return {key: [value for part in parts for value in part[key]] for key in keys}
 
 
 def floor(logprob: float) -> float:

@@ -1,19 +1,21 @@
-"""The log-probabilities of prompts in the shapes of answers. Some microseconds a token: work for threads."""
+"""The log-probabilities of prompts in the shapes of answers, made as they are taken. Some microseconds a token."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 from firsttoken.core.plan import PromptLogprobs, TokenLogprobs
 from firsttoken.server.encode import TokenNames, floor
 
 
-def told(names: TokenNames, prompt: array[int], found: PromptLogprobs, top: int) -> list[dict[str, Any] | None]:
+def told(names: TokenNames, prompt: array[int], found: PromptLogprobs, top: int) -> Iterator[dict[str, Any] | None]:
     """As vLLM's ``prompt_logprobs``: for each token of the prompt those of the token itself and of the ``top`` most
     likely ones, by id; null for the first token, which nothing precedes."""
-    entries = zip(prompt[1:], found.entries(), strict=True)
-    return [None, *(_by_id(names, token, entry, top) for token, entry in entries)]
+    yield None
+    for token, entry in zip(prompt[1:], found.entries(), strict=True):
+        yield _by_id(names, token, entry, top)
 
 
 def _by_id(names: TokenNames, token: int, found: TokenLogprobs, top: int) -> dict[str, Any]:
@@ -29,6 +31,7 @@ def _entry(names: TokenNames, token: int, logprob: float, rank: int) -> dict[str
     return {"logprob": floor(logprob), "rank": rank, "decoded_token": decoded}
 
 
-def echoed(names: TokenNames, prompt: array[int], found: PromptLogprobs, top: int) -> dict[str, Any]:
-    """The four parallel lists of completions for an echoed prompt; null for what the first token has not."""
-    return names.legacy(prompt, [None, *found.entries()], top, 0)
+def of_prompt(prompt: array[int], found: PromptLogprobs) -> Iterator[tuple[int, TokenLogprobs | None]]:
+    """Each token of an echoed prompt and what is told of it: nothing, of the first."""
+    yield prompt[0], None
+    yield from zip(prompt[1:], found.entries(), strict=True)

@@ -80,7 +80,7 @@ class ScoreRoute(_Scoring):
             "object": "list",
             "created": int(time.time()),
             "model": self._state.llm.model_name,
-            "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
+            "data": ({"index": index, "object": "score", "score": score} for index, score in enumerate(scores)),
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
 
@@ -118,10 +118,10 @@ class RerankRoute(_Scoring):
             "id": call.response_id,
             "model": self._state.llm.model_name,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            "results": [
+            "results": (
                 {"index": index, "document": {"text": documents[index]}, "relevance_score": scores[index]}
                 for index in order
-            ],
+            ),
         }
 
 

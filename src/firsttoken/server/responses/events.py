@@ -7,7 +7,7 @@ from typing import Any
 
 from firsttoken.server.conversation import Said
 from firsttoken.server.dialects import OpenAIDialect
-from firsttoken.server.encode import TokenNames, to_json
+from firsttoken.server.encode import TokenNames, to_json, told_of
 from firsttoken.server.errors import ApiError
 from firsttoken.server.responses.body import failed
 from firsttoken.server.responses.output import (
@@ -43,7 +43,7 @@ class TokenProbabilities:
         """Those that go with the next text: of ``said``, and of tokens before it that had none."""
         if self._top is None:
             return []
-        self._waiting += [to_json(one) for one in self._names.chat(said.delta, self._top)]
+        self._waiting += [to_json(one) for one in self._names.chat(told_of(said.delta), self._top)]
         if said.pieces and not any(type(piece) is Content for piece in said.pieces):
             self._waiting = []
         if not said.pieces and said.finish_reason is None:
