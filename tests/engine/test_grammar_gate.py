@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from concurrent.futures import Future
 
 import pytest
@@ -14,7 +15,9 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.engine import grammar_gate
 from firsttoken.engine.grammar_gate import GrammarGate
 from firsttoken.grammar.grammars import KEPT, Grammars
+from firsttoken.grammar.tokens import TokenTable
 from tests.grammar.conftest import END, VOCAB, Spelling
+from tests.support.scripted_engine import count_up
 
 
 class Compiled:
@@ -128,8 +131,6 @@ def test_requests_that_live_bound_what_is_compiled_for_their_class(monkeypatch):
 
 @pytest.fixture(scope="module")
 def real():
-    from firsttoken.grammar.tokens import TokenTable
-
     made = Grammars(lambda: TokenTable(Spelling(), (END,), VOCAB))
     yield made
     made.close()
@@ -150,3 +151,65 @@ def test_a_refusal_keeps_nothing_of_what_was_made_for_it(real):
     verdict = real.compile(Grammar("regex", "(?=x)")).result()
     assert isinstance(verdict, InvalidRequest)
     assert (verdict.code, verdict.__traceback__, verdict.__context__) == ("unsupported_grammar", None, None)
+
+
+class Prepared(ByHand):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared = 0
+
+    def prepare(self) -> None:
+        self.prepared += 1
+
+
+def test_the_vocabulary_is_read_when_there_has_been_nothing_to_do_for_a_while(monkeypatch):
+    now = 10 * grammar_gate.REST_NS
+    monkeypatch.setattr(grammar_gate, "now_ns", lambda: now)
+    grammars = Prepared()
+    gate = GrammarGate(grammars, ahead=True)  # type: ignore[arg-type]
+    gate.rest(0)
+    assert not grammars.prepared  # whoever waited for the engine comes now
+    now += grammar_gate.REST_NS
+    gate.rest(now - 1)
+    assert not grammars.prepared  # an answer has just ended, and the next one may follow
+    gate.rest(now - grammar_gate.REST_NS)
+    gate.rest(0)
+    assert grammars.prepared == 1
+    other = GrammarGate(grammars)  # type: ignore[arg-type]
+    now += grammar_gate.REST_NS
+    other.rest(0)
+    assert grammars.prepared == 1
+
+
+def test_what_was_read_ahead_is_what_grammars_are_compiled_with():
+    read = []
+
+    def load() -> TokenTable:
+        read.append(TokenTable(Spelling(), (END,), VOCAB))
+        return read[-1]
+
+    grammars = Grammars(load)
+    grammars.prepare()
+    grammars.prepare()
+    verdict = grammars.compile(Grammar("regex", "a+")).result(10)
+    grammars.prepare()
+    assert len(read) == 1
+    assert verdict.table is read[0]
+    grammars.close()
+
+
+def test_a_model_that_holds_nothing_to_grammars_says_so_to_the_request_and_not_before():
+    grammars = Grammars(lambda: TokenTable(Spelling(), (), VOCAB))
+    grammars.prepare()
+    verdict = grammars.compile(Grammar("regex", "a+")).result(10)
+    assert isinstance(verdict, InvalidRequest)
+    assert "no end token" in verdict.message
+    grammars.close()
+
+
+def test_an_idle_engine_reads_it(start, monkeypatch):
+    monkeypatch.setattr(grammar_gate, "REST_NS", 0)
+    read = threading.Event()
+    grammars = Grammars(lambda: read.set() or TokenTable(Spelling(), (END,), VOCAB))
+    start(count_up, grammars=grammars)
+    assert read.wait(5)

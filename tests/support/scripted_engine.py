@@ -29,7 +29,17 @@ class Engine:
     """A loop on a thread, and what it said."""
 
     def __init__(
-        self, script, *, depth=1, blocks=64, seqs=4, max_len=256, step_s=0.0, targets=_TARGETS, batch_window="0"
+        self,
+        script,
+        *,
+        depth=1,
+        blocks=64,
+        seqs=4,
+        max_len=256,
+        step_s=0.0,
+        targets=_TARGETS,
+        batch_window="0",
+        grammars=None,
     ):
         engine_end, self.client = in_process_channel()
         self.executor = ScriptedExecutor(script, step_s=step_s)
@@ -54,7 +64,9 @@ class Engine:
             in_flight=depth,
             window=find_window(batch_window, targets, queue_limit=seqs, step_time=self.step_time),
         )
-        self.loop = assemble(self.config, "m", self.executor, engine_end, targets)
+        self.loop = assemble(
+            self.config, "m", self.executor, engine_end, targets, grammars, grammars_ahead=grammars is not None
+        )
         self.messages: queue.SimpleQueue = queue.SimpleQueue()
         self.closed = threading.Event()
         self.error = None

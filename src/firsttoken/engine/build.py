@@ -75,7 +75,10 @@ def build_engine(
         log.info("self-check: %s", describe_check(checked))
     grammars = Grammars.of(checkpoint)
     executor.hold_to(grammars)
-    loop = assemble(config, checkpoint.fingerprint, executor, channel, args.targets, grammars)
+    # In a program of somebody else's, its own threads would wait for the interpreter.
+    loop = assemble(
+        config, checkpoint.fingerprint, executor, channel, args.targets, grammars, grammars_ahead=own_process
+    )
     if own_process:
         # What lives now lives to the end: the collector need not walk it again in the middle of a step. Before the
         # first request can come, which would wait for it.
@@ -96,6 +99,8 @@ def assemble(
     channel: EngineEnd,
     targets: Targets = DEFAULT_TARGETS,
     grammars: Grammars | None = None,
+    *,
+    grammars_ahead: bool = False,
 ) -> EngineLoop:
     """Scheduler, KV cache and loop around an executor."""
     name = kv_name(config, fingerprint)
@@ -128,6 +133,7 @@ def assemble(
         host=config.host,
         peak_memory=partial(peak_memory, config.executor.device),
         grammars=grammars,
+        grammars_ahead=grammars_ahead,
     )
 
 

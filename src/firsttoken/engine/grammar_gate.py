@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from firsttoken.core.clock import now_ns
+from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.grammar import Grammar
 from firsttoken.core.request import Request
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 # Grammars that requests of one class may have at once. Each takes up to some 40 MB.
 MOST_HELD = 128
+# When an engine has had nothing to do for so long, the vocabulary is read for the first grammar to come.
+REST_NS = NS_PER_S
 
 
 class _Held:
@@ -42,11 +44,14 @@ class GrammarGate:
     compiled for longest: who sends many slow ones waits for them himself. While requests of a class have `MOST_HELD` no
     further one is compiled for it, which bounds the memory of all. Nothing is compiled for who has left.
 
-    Nothing here costs anything while no request has a grammar.
+    Nothing here costs a request without a grammar anything. With ``ahead`` the vocabulary is read before the first one
+    with a grammar comes, when the engine `rest`s.
     """
 
-    def __init__(self, grammars: Grammars | None) -> None:
+    def __init__(self, grammars: Grammars | None, *, ahead: bool = False) -> None:
         self._grammars = grammars
+        self._ahead = ahead
+        self._made_ns = now_ns()
         self._waiting: dict[int, Request] = {}
         self._compiling: tuple[Grammar, Future[Verdict]] | None = None
         self._turns: dict[str, int] = {}  # by tenant: when he last had one compiled
@@ -94,6 +99,12 @@ class GrammarGate:
         if self._deadline_ns and now_ns() >= self._deadline_ns:
             yield from self._too_late(now_ns())
         self._compile_next()
+
+    def rest(self, since_ns: int) -> None:
+        """The engine has had nothing to do ``since_ns``, or since this was made."""
+        if self._ahead and self._grammars is not None and now_ns() - max(since_ns, self._made_ns) >= REST_NS:
+            self._ahead = False
+            self._grammars.prepare()
 
     def drop(self, request_id: int) -> Request | None:
         """End one that waits; None where it does not."""

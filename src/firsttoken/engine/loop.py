@@ -82,7 +82,8 @@ class EngineLoop:
 
     ``step_time`` learns from the steps that are run. ``admission`` decides who is let in, by default after the classes'
     default targets. ``host`` measures the loop. ``peak_memory`` gives the bytes of `EngineStats.peak_memory`; it is
-    called when the engine is idle. `on_orphaned` is called when the front end is gone without a word.
+    called when the engine is idle. ``grammars_ahead`` as in `GrammarGate`. `on_orphaned` is called when the front end
+    is gone without a word.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class EngineLoop:
         host: HostClock | None = None,
         peak_memory: Callable[[], int] = lambda: 0,
         grammars: Grammars | None = None,
+        grammars_ahead: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._kv = kv
@@ -105,7 +107,7 @@ class EngineLoop:
         self._executor = executor
         self._channel = channel
         self._grammars = grammars
-        self._gate = GrammarGate(grammars)
+        self._gate = GrammarGate(grammars, ahead=grammars_ahead)
         self._depth = in_flight
         self._admission = admission or Admission(Targets(), scheduler.config.max_num_seqs)
         self._backlog = self._admission.backlog
@@ -202,6 +204,7 @@ class EngineLoop:
             if self._executor.idle():
                 self._looked_before_ns, self._looked_ns = self._looked_ns, now_ns()  # that may have taken long
                 return 0
+            self._gate.rest(self._last_step_ns)
             return COPY_POLL_S if self._gate or (self._tiers is not None and self._tiers.busy) else HEARTBEAT_S
         if self._stalled and self._scheduler.wake_ns:
             return min(max(self._scheduler.wake_ns - now_ns(), 0) / NS_PER_S, HEARTBEAT_S)

@@ -1,6 +1,7 @@
 """The grammars of one engine: compiled beside it, kept for the next request, and their answers.
 
-Light to import and to make. The library and the vocabulary's tables, which take a second, come with the first grammar.
+Light to import and to make. The library and the vocabulary's tables, which take a second, come with the first grammar,
+or before it when there is nothing else to do (`prepare`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -31,6 +33,7 @@ KEPT = 64
 _MASK_WORKERS = 4
 
 
+_T = TypeVar("_T")
 Verdict: TypeAlias = "Compiled | InvalidRequest"
 """What became of a grammar: what answers are held to, or why it cannot be used."""
 
@@ -61,11 +64,23 @@ class Grammars:
                 self._keep(grammar, verdict)
             return verdict
 
+    def prepare(self) -> None:
+        """Have the vocabulary read on a thread, if it was not: it keeps the interpreter for a tenth of a second."""
+        if self._compiler is None:
+            self._on_thread(self._read)
+
     def compile(self, grammar: Grammar) -> Future[Verdict]:
         """Soon what becomes of it; it is `known` from then on."""
+        return self._on_thread(lambda: self._compile(grammar))
+
+    def _on_thread(self, work: Callable[[], _T]) -> Future[_T]:
         if self._compiler is None:
             self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compile")
-        return self._compiler.submit(self._compile, grammar)
+        return self._compiler.submit(work)
+
+    def _read(self) -> None:
+        with suppress(InvalidRequest):  # of a model that holds no answers to grammars; a request is told
+            self._table = self._load()
 
     def row(self, start: RowStart) -> GrammarRow:
         """The answer of a row that starts. Its grammar is known where the request holds it; else it is compiled, and
