@@ -64,7 +64,7 @@ soak: $(VENV)/.installed
 CLIENTS := anthropic langchain-openai litellm
 test-integrations: lint-deploy model $(VENV)-openai2/.installed $(VENV)-compressed/.installed $(CLIENTS:%=$(VENV)-%/.installed)
 	$(BIN)/python -m benchmarks.integrations --output benchmarks/results/integrations.json \
-	  --compressed-tensors $(VENV)-compressed/bin/python openai=$(VENV)-openai2/bin/python \
+	  --compressed-tensors $(VENV)-compressed/bin/python openai=$(BIN)/python openai=$(VENV)-openai2/bin/python \
 	  anthropic=$(VENV)-anthropic/bin/python langchain=$(VENV)-langchain-openai/bin/python litellm=$(VENV)-litellm/bin/python
 
 # What others' tools say of the files in deploy/.

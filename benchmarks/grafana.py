@@ -1,17 +1,20 @@
-"""The expressions of a Grafana dashboard as Prometheus takes them, and what a running Prometheus makes of each.
+"""The expressions of a Grafana dashboard and of alerts as Prometheus takes them, and what a running one makes of each.
 
     python -m benchmarks.grafana
 
 Starts a server with all three KV tiers and asks it things, starts ``prometheus`` (Debian's package of that name) on a
-free port, which scrapes it, and evaluates every expression of ``deploy/grafana/firsttoken.json``. Exits with 1 if one
-is an error or gives nothing. ``make test-integrations`` does the same.
+free port, which scrapes it, and evaluates every expression of ``deploy/grafana/firsttoken.json``. Then it kills the
+server's engine, and waits until the alert of that fires. Exits with 1 if an expression is an error or gives nothing, if
+that alert does not come, and if another does. ``make test-integrations`` does the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,15 +28,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine_restart import engine_of
 from benchmarks.integrations import free_port, wait_until_ready
 from firsttoken.core.engine_args import DEFAULT_MODEL
 
-DASHBOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "firsttoken.json"
+DEPLOY = Path(__file__).parents[1] / "deploy"
+DASHBOARD = DEPLOY / "grafana" / "firsttoken.json"
+ALERTS = DEPLOY / "prometheus-alerts.yml"
+# Of those, the one that fires once an engine has died.
+DIED = "FirsttokenEngineDied"
 # What Grafana puts in for its variables, when everything is chosen.
 VARIABLES = {"$instance": ".*", "$class": ".*", "$__rate_interval": "10s"}
 TIERS = ("device", "host", "disk")
 SCRAPE_S = 1
-START_S = 30.0
+START_S = 120.0
+# Until a scrape has seen the death and the rule has been looked at: some seconds.
+ALERT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,8 @@ class Prometheus:
     def __enter__(self) -> Prometheus:
         folder = Path(self._folder.name)
         config = {
-            "global": {"scrape_interval": f"{SCRAPE_S}s"},
+            "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
+            "rule_files": [str(ALERTS)],
             "scrape_configs": [{"job_name": "firsttoken", "static_configs": [{"targets": [self._target]}]}],
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
@@ -130,9 +141,17 @@ def check(prometheus: Prometheus, dashboard: dict[str, Any]) -> list[dict[str, A
     return checks
 
 
+def firing(prometheus: Prometheus) -> list[str]:
+    """The names of the alerts that fire."""
+    return sorted({one["metric"]["alertname"] for one in prometheus.query('ALERTS{alertstate="firing"}')})
+
+
 def run(model: str, seconds: float) -> dict[str, Any]:
     """A server under load, scraped for so long: what came of each expression."""
-    with tempfile.TemporaryDirectory(prefix="firsttoken-grafana-") as folder, _server(model, Path(folder)) as url:
+    with (
+        tempfile.TemporaryDirectory(prefix="firsttoken-grafana-") as folder,
+        _server(model, Path(folder)) as (url, server),
+    ):
         with Prometheus(urllib.parse.urlsplit(url).netloc) as prometheus:
             end = time.monotonic() + seconds
             number = 0
@@ -141,27 +160,35 @@ def run(model: str, seconds: float) -> dict[str, Any]:
                 number += 1
             checks = check(prometheus, read_dashboard())
             up = prometheus.query("up == 1")
+            before = firing(prometheus)
+            os.kill(engine_of(server), signal.SIGKILL)
+            end = time.monotonic() + ALERT_S
+            while time.monotonic() < end and DIED not in firing(prometheus):
+                time.sleep(SCRAPE_S)
+            after = firing(prometheus)
         return {
-            "ok": bool(up) and all(one["ok"] for one in checks),
+            "ok": bool(up) and all(one["ok"] for one in checks) and (before, after) == ([], [DIED]),
             "prometheus": _version(),
             "requests": number,
             "expressions": len(checks),
             "empty_or_refused": [one for one in checks if not one["ok"]],
+            "alerts": {"before": before, "after_a_kill": after},
         }
 
 
 @contextmanager
-def _server(model: str, folder: Path) -> Iterator[str]:
+def _server(model: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """Its address and its process id."""
     targets = folder / "targets.toml"
     targets.write_text('[class.p1]\nttft_p99 = "10s"\n')
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "firsttoken.cli.main", "serve", model, "--port", str(port)]
-    tiers = ["--kv-host-memory", "64MiB", "--kv-disk", str(folder), "--kv-disk-size", "256MiB"]
+    tiers = ["--kv-memory", "256MiB", "--kv-host-memory", "64MiB", "--kv-disk", str(folder), "--kv-disk-size", "256MiB"]
     server = subprocess.Popen([*command, *tiers, "--targets", str(targets)], stdout=sys.stderr)
     try:
         wait_until_ready(url, server)
-        yield url
+        yield url, server.pid
     finally:
         server.terminate()
         server.wait(60)

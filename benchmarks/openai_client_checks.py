@@ -12,9 +12,8 @@ from typing import Any
 
 import openai
 
-from benchmarks.client_checks import run
-
-QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
+from benchmarks import openai_held_checks as held
+from benchmarks.client_checks import QUESTION, run
 
 
 def chat(client: openai.OpenAI, model: str) -> str:
@@ -43,14 +42,29 @@ def chat_stream(client: openai.OpenAI, model: str) -> str:
 
 
 def completion(client: openai.OpenAI, model: str) -> str:
-    reply = client.completions.create(model=model, prompt="The capital of France is", temperature=0, max_tokens=4)
-    return reply.choices[0].text
+    """Streamed and whole."""
+    asked: Any = {"model": model, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 4}
+    whole: str = client.completions.create(**asked).choices[0].text
+    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
+    assert streamed == whole
+    return whole
 
 
 def several_answers(client: openai.OpenAI, model: str) -> str:
     reply = client.chat.completions.create(model=model, messages=QUESTION, n=3, seed=1, temperature=1, max_tokens=8)
     assert sorted(choice.index for choice in reply.choices) == [0, 1, 2]
     return f"{len({choice.message.content for choice in reply.choices})} different ones of 3"
+
+
+def logprobs(client: openai.OpenAI, model: str) -> str:
+    reply = client.chat.completions.create(
+        model=model, messages=QUESTION, temperature=0, max_tokens=4, logprobs=True, top_logprobs=2
+    )
+    found = reply.choices[0].logprobs
+    assert found is not None
+    assert found.content is not None
+    assert all(one.token == one.top_logprobs[0].token for one in found.content)
+    return f"{len(found.content)} tokens"
 
 
 def response(client: openai.OpenAI, model: str) -> str:
@@ -66,6 +80,37 @@ def response(client: openai.OpenAI, model: str) -> str:
     assert second.usage.input_tokens > first.usage.total_tokens
     told: str = second.output_text
     return told
+
+
+def response_kept(client: openai.OpenAI, model: str) -> str:
+    """A response can be had again, with its input, until it is deleted."""
+    first = client.responses.create(model=model, input="Say hello.", temperature=0, max_output_tokens=8)
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    items = client.responses.input_items.list(first.id).data
+    client.responses.delete(first.id)
+    try:
+        client.responses.retrieve(first.id)
+    except openai.NotFoundError as error:
+        return f"{len(items)} item; then {error.message}"
+    raise AssertionError("a deleted response was found")
+
+
+def embeddings(client: openai.OpenAI, model: str) -> str:
+    """As numbers, and as the client asks for them by itself (base64)."""
+    texts = ["The capital of France.", "A recipe for soup."]
+    packed = client.embeddings.create(model=model, input=texts)
+    plain = client.embeddings.create(model=model, input=texts, encoding_format="float")
+    assert [one.index for one in packed.data] == [0, 1]
+    for one, other in zip(packed.data, plain.data, strict=True):
+        assert max(abs(x - y) for x, y in zip(one.embedding, other.embedding, strict=True)) < 1e-6
+    assert len(client.embeddings.create(model=model, input=texts[0], dimensions=64).data[0].embedding) == 64
+    assert packed.usage.prompt_tokens > 0
+    return f"{len(packed.data[0].embedding)} dimensions"
+
+
+def models(client: openai.OpenAI, model: str) -> str:
+    assert [one.id for one in client.models.list()] == [model]
+    return client.models.retrieve(model).owned_by
 
 
 def refusal(client: openai.OpenAI, model: str) -> str:
@@ -102,10 +147,15 @@ CHECKS: tuple[Callable[[openai.OpenAI, str], str], ...] = (
     chat_stream,
     completion,
     several_answers,
+    logprobs,
     response,
+    response_kept,
+    embeddings,
+    models,
     refusal,
     unknown_model,
     async_stream,
+    *held.CHECKS,
 )
 
 

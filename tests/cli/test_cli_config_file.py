@@ -85,6 +85,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "deterministic": ("true", "deterministic", True),
     "offline": ("true", "offline", True),
     "pooling": ('"mean"', "pooling", "mean"),
+    "chat-template": ('"x.jinja"', "chat_template", "x.jinja"),
     "self-check": ("false", "self_check", False),
     "seed": ("-5", "seed", -5),
     "batch-window": ('"adaptive"', "batch_window", "adaptive"),

@@ -123,6 +123,7 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--flight-dir", "none"], {"flight_dir": None}),
     (["--offline"], {"offline": True}),
     (["--pooling", "mean"], {"pooling": "mean"}),
+    (["--chat-template", "x.jinja"], {"chat_template": "x.jinja"}),
     (["--no-self-check"], {"self_check": False}),
     (["--served-model-name", "x"], {"served_model_name": "x"}),
     (["--seed", "5"], {"seed": 5}),

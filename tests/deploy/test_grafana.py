@@ -7,7 +7,8 @@ from pathlib import Path
 
 import promql_parser
 import pytest
-from benchmarks.grafana import expressions, read_dashboard
+import yaml
+from benchmarks.grafana import ALERTS, DIED, expressions, read_dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
 from firsttoken import AsyncEngineArgs, AsyncLLM
@@ -19,6 +20,7 @@ from tests.server.conftest import Client
 
 DASHBOARD = read_dashboard()
 QUERIES = [one["definition"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
+RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 # Prometheus adds them to what it scrapes.
 ADDED = {"instance", "job"}
 TARGETS = Targets(p1=ClassTargets(ttft_p99=10_000.0, weight=2.0))
@@ -102,6 +104,21 @@ def test_every_series_and_label_of_a_panel_is_in_a_scrape(scraped, one):
         assert set(grouped) <= labels, (selector.name, grouped)
     shown = set(re.findall(r"{{(\w+)}}", one.legend))
     assert shown <= {label for _, grouped in found for label in grouped}, "a legend of a label that is added up"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_every_series_of_an_alert_is_in_a_scrape(scraped, rule):
+    for selector, _ in selectors(rule["expr"]):
+        assert selector.name in {*scraped, "up"}, selector.name
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_prometheus_reads_the_alerts_and_names_its_job_as_they_do():
+    [config] = yaml.safe_load_all((ALERTS.parent / "prometheus.yml").read_text())
+    assert config["rule_files"] == [ALERTS.name]
+    assert {one["job_name"] for one in config["scrape_configs"]} == {"firsttoken"}
+    assert DIED in {rule["alert"] for rule in RULES}
 
 
 @pytest.mark.parametrize("query", QUERIES)

@@ -164,6 +164,8 @@ async def test_rankings_put_the_likest_first(client):
         assert [one["index"] for one in reply.json["results"]] == [1, 3, 0]
         assert reply.json["results"][0]["document"] == {"text": "a"}
         assert reply.json["results"][0]["relevance_score"] == pytest.approx(1)
+        short = await client.post(path, fields | {"return_documents": False})
+        assert {key for one in short.json["results"] for key in one} == {"index", "relevance_score"}
     assert (await client.post("/rerank", {"query": ["a", "b"], "documents": "c"})).error["param"] == "query"
 
 

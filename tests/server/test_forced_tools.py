@@ -50,6 +50,17 @@ async def test_a_forced_call_is_a_grammar(asking, fields, others):
     assert ('\\"f\\"' in grammar.source) is others
 
 
+async def test_a_named_tool_is_called_once(asking):
+    making, got = asking(CALL + CALL)
+    async with making as client:
+        for choice, calls in ((NAMED, 1), ("required", 2)):
+            message, finish = await both(client, tools=[TOOL, OTHER], tool_choice=choice)
+            assert (len(message["tool_calls"]), finish) == (calls, "tool_calls")
+    named, required = (got[at].params.grammar.source for at in (0, 2))
+    assert "call (" not in named
+    assert "call (" in required
+
+
 async def test_no_choice_no_grammar(asking):
     making, got = asking(CALL)
     async with making as client:

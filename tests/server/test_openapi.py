@@ -7,7 +7,9 @@ import json
 
 import msgspec
 import pytest
-from benchmarks.openapi_check import check
+import requests
+from benchmarks.openapi_check import WITHOUT_END, check
+from schemathesis.core.transport import Response
 from schemathesis.openapi import from_dict
 
 from firsttoken.server.config import ServerConfig
@@ -187,9 +189,21 @@ async def test_what_lies_outside_of_a_bound_is_refused(client, path):
 async def test_schemathesis_finds_nothing(make_client, serve_http):
     """A few requests for each route, the same in each run. For more there is benchmarks/openapi_check.py."""
     async with make_client() as client, serve_http(client.app) as url:
-        statuses = await asyncio.to_thread(check, url, document(), 2, vary=False)
+        found = await asyncio.to_thread(lambda: dict(check(url, document(), 2, vary=False)))
         await client.quiet()
-    assert statuses[200], "not one of the requests that fit was answered"
+    assert len(found) == len(OPERATIONS) - len(WITHOUT_END)
+    assert any(statuses[200] for route, statuses in found.items() if route.startswith("POST")), "none was answered"
+
+
+async def test_a_record_of_a_request_is_as_it_is_described(client):
+    """By a reader that knows older dialects of schemas: "prefixItems" is something else to it."""
+    reply = await client.post("/v1/completions", LEAST["/v1/completions"])
+    record = await client.get(f"/v1/requests/{reply.json['id']}")
+    operation = from_dict(document())["/v1/requests/{id}"]["GET"]
+    request = requests.Request("GET", "http://x/").prepare()
+    headers = {"content-type": ["application/json"]}
+    operation.validate_response(Response(200, headers, record.body, request, 0.1, True))
+    assert record.json["timeline"]
 
 
 def test_a_field_without_words_is_an_error():

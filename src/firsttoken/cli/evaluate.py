@@ -64,7 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "engines that load it compare themselves at their start",
     )
     add_results(parser)
-    add_engine_options(parser, without=("served_model_name", "max_model_len", "seed", "targets", "batch_window"))
+    add_engine_options(
+        parser, without=("served_model_name", "max_model_len", "seed", "targets", "batch_window", "chat_template")
+    )
     add_log_level(parser, "warning")
 
 

@@ -196,6 +196,7 @@ ENGINE_OPTIONS: dict[str, Option] = {
         "embeddings: the mean of a prompt's hidden states, or its last one (default: auto, as the model's folder says)",
         choices=("auto", "mean", "last"),
     ),
+    "chat_template": Option("chat template (Jinja) in the place of the model's own", metavar="FILE"),
     "offline": Option("never use the network; fail if a file is missing (default: off)", bool),
 }
 

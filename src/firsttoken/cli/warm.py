@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "engine_core",
             "seed",
             "targets",
+            "chat_template",
         ),
     )
     add_log_level(parser, "warning")

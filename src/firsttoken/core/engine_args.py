@@ -27,8 +27,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     others can join its step (`scheduler.window`); ``targets`` are the promises of the service classes; a path is read
     as a file of such (`core.targets_file`), for which `ConfigError` is raised; ``self_check`` compares logits with the
     reference that the model's folder holds, where it holds one (`engine.self_check`); ``pooling`` says how prompts
-    become vectors (`checkpoint.pooling`); ``flight_dir`` is the folder of the flight recorder's files
-    (`observability.flight`), None for none.
+    become vectors (`checkpoint.pooling`); ``chat_template`` is a file with a Jinja template to use in the place of the
+    model's own; ``flight_dir`` is the folder of the flight recorder's files (`observability.flight`), None for none.
     """
 
     model: str = DEFAULT_MODEL
@@ -56,6 +56,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     offline: bool = False
     self_check: bool = True
     pooling: str = "auto"
+    chat_template: str | None = None
     flight_dir: str | None = None
     targets: Targets = Targets()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.checkpoint.pooling import choose_pooling
 from firsttoken.core.engine_args import EngineArgs
-from firsttoken.core.errors import naming_file
+from firsttoken.core.errors import ConfigError, naming_file
 from firsttoken.core.pooling import Pooling
 from firsttoken.text.chat_template import ChatTemplate
 from firsttoken.text.tokenizer import Tokenizer
@@ -30,7 +31,8 @@ class ModelText:
 def load_text(args: EngineArgs, *, tokenizer: Tokenizer | None = None) -> ModelText:
     """Open the checkpoint that ``args.model`` names; ``tokenizer`` replaces the checkpoint's own.
 
-    Raises `CheckpointError`, and `ConfigError` for a pooling that there is not.
+    Raises `CheckpointError`, and `ConfigError` for a pooling that there is not and a file of a chat template that
+    cannot be read.
     """
     checkpoint = open_checkpoint(args.model, offline=args.offline)
     spec = checkpoint.tokenizer
@@ -38,9 +40,11 @@ def load_text(args: EngineArgs, *, tokenizer: Tokenizer | None = None) -> ModelT
     with naming_file(checkpoint.path):
         if tokenizer is None and spec is not None:
             tokenizer = Tokenizer.build(spec)
-        if checkpoint.chat_template is not None:
+    with naming_file(args.chat_template or checkpoint.path):
+        source = checkpoint.chat_template if args.chat_template is None else _read_template(args.chat_template)
+        if source is not None:
             names = ("bos_token", "eos_token", "pad_token", "unk_token")
-            template = ChatTemplate(checkpoint.chat_template, **{name: getattr(spec, name, None) for name in names})
+            template = ChatTemplate(source, **{name: getattr(spec, name, None) for name in names})
     return ModelText(
         args.served_model_name or checkpoint.name,
         tokenizer,
@@ -48,6 +52,14 @@ def load_text(args: EngineArgs, *, tokenizer: Tokenizer | None = None) -> ModelT
         checkpoint.generation,
         choose_pooling(args.pooling, checkpoint),
     )
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read --chat-template {path}: {why}; it is a file with a Jinja template") from None
 
 
 def start_engine(args: EngineArgs, in_process: bool) -> EngineHandle:

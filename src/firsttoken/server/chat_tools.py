@@ -44,5 +44,5 @@ def chat_tools(request: ChatRequest, limit: int) -> ToolUse | None:
         tools,
         forced=only is not None or choice == "required",
         only=only,
-        parallel=request.parallel_tool_calls is not False,
+        parallel=only is None and request.parallel_tool_calls is not False,  # a named one is called once, as by OpenAI
     )

@@ -1,4 +1,4 @@
-"""A checkpoint's chat template: from messages to the prompt's text."""
+"""A model's chat template: from messages to the prompt's text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TIME_NS, _TIME_NS_PER_MESSAGE, _TIME_NS_PER_CHARACTER = 80_000_000, 100_000, 10
 
 
 class ChatTemplate:
-    """Compiled once, rendered from any thread. The checkpoint's own template is the only one ever run.
+    """Compiled once, rendered from any thread. It is the checkpoint's own, or the operator's; never a caller's.
 
     Raises `CheckpointError` when ``source`` is not a template that can be run (syntax, an unknown filter, too long).
     ``reads`` holds the names of the variables that the template looks at, ``writes`` all texts that are its own.

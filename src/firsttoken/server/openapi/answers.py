@@ -6,7 +6,7 @@ out has ``UNSET``; what is always there, but may be null, has no default.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -321,8 +321,8 @@ class Ranked(Answer):
     """A document, by its place in the request."""
 
     index: int
-    document: RankedText
     relevance_score: float
+    document: RankedText | UnsetType = UNSET
 
 
 class Ranking(Answer):
@@ -400,7 +400,8 @@ class RequestRecord(Answer):
     output_tokens: int
     ttft_ms: float | None
     timings: Timings | None
-    timeline: list[tuple[str, float]] | UnsetType = UNSET
+    # A name and a time, in words that are the same in all dialects: of prefixItems some readers make what is no schema.
+    timeline: list[Annotated[list[str | float], msgspec.Meta(min_length=2, max_length=2)]] | UnsetType = UNSET
     token_ms: list[float] | UnsetType = UNSET
 
 

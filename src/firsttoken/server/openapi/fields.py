@@ -287,6 +287,7 @@ FIELDS = {
     "query": _field("The text that documents are compared with."),
     "RerankRequest.documents": _field("What is ranked."),
     "top_n": _field("The best so many; 0 or left out: all.", minimum=0),
+    "return_documents": _field("False: places and scores alone."),
     "user": _field("Changes nothing."),
     "metadata": _field("Changes nothing."),
     "prompt_cache_key": _field("Changes nothing."),

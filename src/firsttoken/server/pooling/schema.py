@@ -46,3 +46,4 @@ class RerankRequest(PoolingRequest, frozen=True, kw_only=True, forbid_unknown_fi
     query: msgspec.Raw = ABSENT
     documents: msgspec.Raw = ABSENT
     top_n: Number | None = None
+    return_documents: bool | None = None

@@ -102,7 +102,8 @@ class RerankRoute(_Scoring):
         scores, tokens = await self._scores(call, request, query, documents, ("query", "documents"))
         # The first of equals stays first.
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
-        await reply(call, request.timings, self._body, call, documents, scores, order, tokens)
+        shown = documents if request.return_documents is not False else None
+        await reply(call, request.timings, self._body, call, shown, scores, order, tokens)
 
     def _decode(self, body: bytes) -> tuple[RerankRequest, list[str], list[str]]:
         request = self._decoder.decode(body)
@@ -112,14 +113,17 @@ class RerankRoute(_Scoring):
         return request, query, documents
 
     def _body(
-        self, call: Call, documents: list[str], scores: list[float], order: list[int], tokens: int
+        self, call: Call, documents: list[str] | None, scores: list[float], order: list[int], tokens: int
     ) -> dict[str, Any]:
+        """``documents``: None where they are not to be told again."""
         return {
             "id": call.response_id,
             "model": self._state.llm.model_name,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             "results": (
-                {"index": index, "document": {"text": documents[index]}, "relevance_score": scores[index]}
+                {"index": index}
+                | ({} if documents is None else {"document": {"text": documents[index]}})
+                | {"relevance_score": scores[index]}
                 for index in order
             ),
         }
