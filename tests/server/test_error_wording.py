@@ -49,3 +49,45 @@ async def test_a_field_of_the_other_route(client, path, body, message):
 async def test_a_field_inside_another_is_not_mistaken_for_one_of_the_other_route(client):
     reply = await client.post(CHAT, {**OK, "stream": True, "stream_options": {"prompt": 1}})
     assert reply.error["message"] == "unknown field 'stream_options.prompt': it is not supported; leave it out"
+
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+ASKED = {**OK, "max_tokens": 8}
+FORMAT = {"type": "json_schema", "name": "a b", "schema": {}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "begins"),
+    [
+        (RESPONSES, {"input": "a", "max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be 1 or more"),
+        (
+            RESPONSES,
+            {"input": "a", "max_output_tokens": -1},
+            "max_output_tokens",
+            "max_output_tokens must be 1 or more",
+        ),
+        (RESPONSES, {"input": "a", "text": {"format": FORMAT}}, "text.format.name", "text.format.name must be"),
+        ("/v1/embeddings", {"input": [256 * 256]}, "input", "input: token id 65536"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]", "input[1]: the prompt is empty"),
+        (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]", "prompt[1]: the prompt is empty"),
+    ],
+)
+async def test_a_field_has_its_name_of_this_route(client, path, body, param, begins):
+    reply = await client.post(path, body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+    assert reply.error["message"].startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("more", "begins"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be 1 or more, got 0"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "zzz"}}}}, "output_config.format: "),
+        ({"top_k": -5}, "top_k"),
+    ],
+)
+async def test_where_errors_have_no_place_for_the_field_the_message_names_it(client, more, begins):
+    reply = await client.post(MESSAGES, {**ASKED, **more})
+    assert reply.status == 400
+    assert reply.error["message"].startswith(begins)

@@ -10,6 +10,7 @@ import pytest
 from firsttoken.core.service import KeyRule, ServiceClass, Targets
 from firsttoken.engine.stub import Fault
 from firsttoken.server.config import ServerConfig
+from firsttoken.server.encode import to_json
 from firsttoken.server.messages.answer import Blocks
 from firsttoken.server.messages.events import MessageEvents
 from firsttoken.text.pieces import CallArguments, CallStart
@@ -128,7 +129,7 @@ def test_thoughts_words_and_calls_are_blocks_of_their_own_however_they_come(size
         name, data = block.split("\n")
         events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
     assert (
-        blocks.shown()
+        json.loads(to_json(blocks.shown()))
         == rebuilt(events)["content"]
         == [
             {"type": "thinking", "thinking": "Let me think.", "signature": ""},
@@ -144,7 +145,20 @@ def test_thoughts_words_and_calls_are_blocks_of_their_own_however_they_come(size
 def test_arguments_that_are_cut_or_none_at_all():
     blocks = Blocks()
     blocks.add([CallStart(0, "call_a", "now"), CallStart(1, "call_b", "add"), CallArguments(1, '{"x":')])
-    assert [block["input"] for block in blocks.shown()] == [{}, {"INVALID_JSON": '{"x":'}]
+    assert shown_inputs(blocks) == [{}, {"INVALID_JSON": '{"x":'}]
+
+
+def test_arguments_are_shown_as_written_and_none_are_too_deep_to_be_shown():
+    """Those nested deeper than the interpreter goes ended a message with a 500, and long numbers lost their ends."""
+    blocks, deep = Blocks(), '{"x":' + "[" * 5000 + "]" * 5000 + "}"
+    for text in (deep, '{"x": 0.12345678901234567890}'):
+        blocks.add([CallStart(0, "call_a", "f"), CallArguments(0, text)])
+    assert shown_inputs(blocks)[0] == {"INVALID_JSON": deep}
+    assert b'"input":{"x": 0.12345678901234567890}' in to_json(blocks.shown())
+
+
+def shown_inputs(blocks: Blocks) -> list:
+    return [block["input"] for block in json.loads(to_json(blocks.shown()))]
 
 
 async def test_tools_are_called_and_their_results_sent_back(make_client):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from firsttoken.core.errors import InvalidRequest
 from firsttoken.server.errors import ApiError
 from firsttoken.server.responses.items import decode_input, to_messages
 
@@ -18,6 +19,18 @@ CALLED = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments"
 
 def messages(given, before=()):
     return to_messages(decode_input(msgspec.Raw(msgspec.json.encode(given)), 10_000, 8), before)
+
+
+@pytest.mark.parametrize("name", ["annotations", "logprobs"])
+def test_labels_are_no_deeper_than_they_can_be_told_again(name):
+    """Those that could just be read could not be listed: a 500."""
+    deep: list = []
+    for _ in range(70):
+        deep = [deep]
+    part = {"type": "output_text", "text": "ok", name: [deep]}
+    with pytest.raises(InvalidRequest, match="nested more than 64 deep") as refused:
+        messages([{"role": "assistant", "content": [part]}])
+    assert refused.value.param == f"input[0].content[0].{name}"
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ def refuse(grammar: Grammar, message: str) -> InvalidRequest:
 
 
 def _refused(grammar: Grammar, message: str) -> InvalidRequest:
+    message = message.replace(". Enable 'coerce_one_of' option to approximate oneOf with anyOf", ": send anyOf")
     short = message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + " ..."
     return InvalidRequest(
         f"{_NAMES[grammar.kind]} cannot be used: {short}", param="grammar", code="unsupported_grammar"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 import msgspec
@@ -43,7 +44,10 @@ class AnthropicDialect:
 
     def error_body(self, error: ApiError, request_id: str | None) -> bytes:
         kind = _ANTHROPIC.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-        told = {"type": "error", "error": {"type": kind, "message": error.shown_message}, "request_id": request_id}
+        message = error.shown_message
+        if error.param is not None and re.split(r"\W", error.param, maxsplit=1)[0] not in message:
+            message = f"{error.shown_param}: {message}"  # it has no place of its own here
+        told = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
         return msgspec.json.encode(told)
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:

@@ -61,13 +61,17 @@ class ApiError(Exception):
         """The message as callers get it: always valid UTF-8 and never long, whatever it quotes."""
         return _clean(self.message, MAX_MESSAGE_CHARS)
 
+    @property
+    def shown_param(self) -> str | None:
+        """The field as callers get it: valid UTF-8, and not long."""
+        return None if self.param is None else _clean(self.param, MAX_PARAM_CHARS)
+
     def body(self) -> bytes:
         """The JSON object, as OpenAI's."""
-        param = None if self.param is None else _clean(self.param, MAX_PARAM_CHARS)
         error = {
             "message": self.shown_message,
             "type": self.type,
-            "param": param,
+            "param": self.shown_param,
             "code": self.code,
         }
         return msgspec.json.encode({"error": error})

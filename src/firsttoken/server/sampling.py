@@ -34,6 +34,14 @@ def whole(name: str, value: Number | None) -> int | None:
     return int(value)
 
 
+def one_or_more(name: str, value: Number | None) -> int | None:
+    """The same of what cannot be 0 either."""
+    found = whole(name, value)
+    if found is not None and found < 1:
+        raise bad_request(f"{name} must be 1 or more, got {found}", name)
+    return found
+
+
 def chat_params(request: ChatRequest, defaults: GenerationConfig) -> SamplingParams:
     """Raises `ApiError` or `InvalidRequest`, naming the field."""
     max_tokens = whole("max_tokens", request.max_tokens)

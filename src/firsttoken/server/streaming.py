@@ -57,6 +57,6 @@ def named(error: InvalidRequest, prompt_field: str) -> InvalidRequest:
     if error.param != "prompt" or prompt_field == "prompt":
         return error
     message = error.message
-    if prompt_field.startswith("prompt["):
+    if "[" in prompt_field or message.startswith("prompt: "):
         message = f"{prompt_field}: {message.removeprefix('prompt: ')}"
     return InvalidRequest(message, param=prompt_field, code=error.code)

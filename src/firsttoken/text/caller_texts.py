@@ -40,6 +40,11 @@ def caller_texts(messages: Messages, tools: Tools, template_kwargs: Mapping[str,
     return texts
 
 
+def check_nesting(value: Any, field: str) -> None:
+    """Raises `InvalidRequest`, naming the field, for a value that is too deep or holds too many."""
+    _gather(value, [], field, MAX_VALUES)
+
+
 def _gather(value: Any, texts: list[str], field: str, left: int) -> int:
     stack = [(value, 0)]
     while stack:
@@ -54,8 +59,9 @@ def _gather(value: Any, texts: list[str], field: str, left: int) -> int:
             continue
         left -= len(one)
         if depth >= MAX_DEPTH or left < 0:
-            what = f"nested more than {MAX_DEPTH} deep" if depth >= MAX_DEPTH else f"more than {MAX_VALUES} values"
-            raise InvalidRequest(f"{field} has lists or objects of {what}; send less", param=field)
+            deep, many = f"that are nested more than {MAX_DEPTH} deep", f"of more than {MAX_VALUES} values"
+            what = deep if depth >= MAX_DEPTH else many
+            raise InvalidRequest(f"{field} has lists or objects {what}; send less", param=field)
         stack += [(inner, depth + 1) for inner in one]
     return left
 

@@ -82,9 +82,11 @@ def _shown(first: Piece, text: str) -> dict[str, Any]:
             raise AssertionError("the arguments of no call")
 
 
-def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call. Those that are cut, or no JSON object, are shown as Anthropic advises to show them."""
+def _object(text: str) -> msgspec.Raw | dict[str, str]:
+    """The arguments of a call, as the model wrote them. Those that are cut, no JSON object, or too deep to be read are
+    shown as Anthropic advises to show them."""
     try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
+        msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
         return {"INVALID_JSON": text}
+    return msgspec.Raw((text or "{}").encode())

@@ -21,7 +21,7 @@ from firsttoken.server.messages.schema import (
 )
 from firsttoken.server.refusals import refuse_unimplemented, refused_fields
 from firsttoken.server.renamed import Name
-from firsttoken.server.sampling import whole
+from firsttoken.server.sampling import one_or_more
 from firsttoken.server.schema import (
     ChatRequest,
     FunctionName,
@@ -69,7 +69,7 @@ def chat_request(request: MessagesRequest, turns: Sequence[InputMessage]) -> Cha
         fields["cache_hint"] = hint
     return ChatRequest(
         stream=request.stream,
-        max_tokens=whole("max_tokens", request.max_tokens),
+        max_tokens=one_or_more("max_tokens", request.max_tokens),
         temperature=request.temperature,
         top_p=request.top_p,
         stop=request.stop_sequences,

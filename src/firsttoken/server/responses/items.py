@@ -20,6 +20,7 @@ from firsttoken.server.responses.schema import (
     ReasoningItem,
     Refusal,
 )
+from firsttoken.text.caller_texts import check_nesting
 
 INPUT = "input"
 
@@ -61,6 +62,10 @@ def _refuse(item: Item, path: str) -> None:
         for index, part in enumerate(item.content):
             if isinstance(part, InputText):
                 refuse_unimplemented(part, _REFUSED[InputText], f"{path}content[{index}].")
+            elif isinstance(part, OutputText):
+                # Nobody reads these, but they are told again, from where less depth can be read than here.
+                for name in ("annotations", "logprobs"):
+                    check_nesting(getattr(part, name), f"{path}content[{index}].{name}")
 
 
 def to_messages(items: Sequence[Item], before: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:

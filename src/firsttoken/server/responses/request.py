@@ -18,7 +18,7 @@ from firsttoken.server.responses.schema import (
     ResponseTool,
     SchemaJson,
 )
-from firsttoken.server.sampling import whole
+from firsttoken.server.sampling import one_or_more
 from firsttoken.server.schema import (
     ChatRequest,
     FunctionName,
@@ -48,7 +48,7 @@ MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 NAMES = (
     Name(r"messages", "input"),
     Name(r"max_tokens", "max_output_tokens"),
-    Name(r"response_format(\.json_schema)?(\.name)?", "text.format"),
+    Name(r"response_format(\.json_schema)?", "text.format"),
     Name(r"verbosity", "text.verbosity"),
     Name(r"reasoning_effort", "reasoning.effort"),
     Name(r"tools\[(\d+)\]\.function", r"tools[\1]"),
@@ -70,7 +70,7 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         stream=request.stream,
         temperature=request.temperature,
         top_p=request.top_p,
-        max_tokens=whole("max_output_tokens", request.max_output_tokens),
+        max_tokens=one_or_more("max_output_tokens", request.max_output_tokens),
         logprobs=logprobs or None,
         top_logprobs=request.top_logprobs if logprobs else None,
         tools=_tools(request.tools),
