@@ -29,7 +29,7 @@ from firsttoken.executor.interface import Executor
 from firsttoken.executor.memory import peak_memory
 from firsttoken.grammar.grammars import Grammars
 from firsttoken.kvcache import KVCache
-from firsttoken.kvcache.eviction import make_policy
+from firsttoken.kvcache.eviction import EvictionConfig, ghosts_of, make_policy
 from firsttoken.scheduler.admission import Admission
 from firsttoken.scheduler.config import SchedulerConfig
 from firsttoken.scheduler.scheduler import Scheduler
@@ -109,7 +109,7 @@ def assemble(
         config.executor.kv_blocks,
         model=name,
         prefix_caching=config.prefix_caching,
-        policy=make_policy(config.eviction),
+        policy=make_policy(config.eviction, EvictionConfig(ghosts=ghosts_of(config.executor.kv_blocks))),
     )
     attach_tiers(config, name, executor, kv)
     scheduler = Scheduler(

@@ -10,7 +10,7 @@ from firsttoken.engine.config import EngineConfig
 from firsttoken.executor.interface import Executor
 from firsttoken.kvcache import KVCache
 from firsttoken.kvcache.disk import DiskStore
-from firsttoken.kvcache.eviction import EvictionConfig, make_policy
+from firsttoken.kvcache.eviction import EvictionConfig, ghosts_of, make_policy
 from firsttoken.kvcache.host import HostMemory, HostPool
 from firsttoken.kvcache.tiers import RecomputeCost, Tiers
 from firsttoken.scheduler.step_time import StepLoad, StepTime, chunk_pairs
@@ -48,7 +48,7 @@ def attach_tiers(config: EngineConfig, name: str, executor: Executor, kv: KVCach
         executor.copies(memory),
         recompute_cost(config.step_time, config.budget.most),
         block_tokens=kv_format.block_tokens,
-        policy=make_policy(config.eviction),
+        policy=make_policy(config.eviction, EvictionConfig(ghosts=ghosts_of(config.host_blocks))),
         disk=disk,
     )
     kv.attach(tiers)

@@ -9,12 +9,10 @@ from typing import NamedTuple
 from firsttoken.core.cache_miss import Miss, MissReason
 from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.service import ServiceClass
-from firsttoken.kvcache.eviction.config import EvictionConfig
+from firsttoken.kvcache.eviction.config import EvictionConfig, ghosts_of
 from firsttoken.kvcache.prefix_index import Match
 from firsttoken.kvcache.shards import TOKEN_BYTES, CachedShard
 
-# Evicted shards that are remembered; no more than the pool has blocks, which is its content several times over.
-MAX_GHOSTS = 1 << 16
 # Continuations that a prompt is compared with: a common beginning may have thousands.
 MAX_COMPARED = 8
 _KEEP_NS = EvictionConfig().keep_ns
@@ -52,7 +50,7 @@ class MissLog:
     """
 
     def __init__(self, num_blocks: int, keep_ns: tuple[int, int, int] = _KEEP_NS) -> None:
-        self.most_ghosts = min(MAX_GHOSTS, num_blocks)
+        self.most_ghosts = ghosts_of(num_blocks)
         self.counts = dict.fromkeys(MissReason, 0)
         self.other_salt = 0  # of those never seen
         self._ghosts: OrderedDict[bytes, _Ghost] = OrderedDict()

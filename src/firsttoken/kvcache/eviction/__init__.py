@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.kvcache.eviction.arc import ARC
-from firsttoken.kvcache.eviction.config import EvictionConfig
+from firsttoken.kvcache.eviction.config import EvictionConfig, ghosts_of
 from firsttoken.kvcache.eviction.default import LearnedPolicy
 from firsttoken.kvcache.eviction.hybrid import Hybrid
 from firsttoken.kvcache.eviction.interface import EvictionPolicy, Shard
@@ -14,7 +14,7 @@ from firsttoken.kvcache.eviction.lfu import LFU
 from firsttoken.kvcache.eviction.lru import LRU
 from firsttoken.kvcache.eviction.s3fifo import S3FIFO
 
-__all__ = ["DEFAULT_POLICY", "POLICY_NAMES", "EvictionConfig", "EvictionPolicy", "Shard", "make_policy"]
+__all__ = ["DEFAULT_POLICY", "POLICY_NAMES", "EvictionConfig", "EvictionPolicy", "Shard", "ghosts_of", "make_policy"]
 
 DEFAULT_POLICY = "default"
 _POLICIES: dict[str, Callable[[EvictionConfig], EvictionPolicy]] = {

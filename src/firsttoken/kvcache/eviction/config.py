@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.errors import ConfigError
 
+# Evicted shards that are remembered at most; each takes some 300 bytes.
+MAX_GHOSTS = 1 << 16
+
+
+def ghosts_of(num_blocks: int) -> int:
+    """How many evicted shards are remembered of a tier of so many KV blocks: a shard has several, so they are its
+    content several times over."""
+    return min(MAX_GHOSTS, num_blocks)
+
 
 @dataclass(frozen=True)
 class EvictionConfig:
@@ -29,7 +38,7 @@ class EvictionConfig:
     keep_s: tuple[float, float, float] = (900.0, 480.0, 180.0)
     keep_last_class: bool = False
     attention_tokens: int = 0
-    ghosts: int = 65536
+    ghosts: int = MAX_GHOSTS
     window_s: float = 5.0
     window_uses: int = 3
     max_age_s: float = 600.0
