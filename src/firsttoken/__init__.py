@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from firsttoken.core.outputs import CompletionOutput, RequestOutput
     from firsttoken.core.pooling import PoolingParams
     from firsttoken.core.sampling_params import SamplingParams
+    from firsttoken.core.structured_outputs import StructuredOutputsParams
     from firsttoken.frontend.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
     from firsttoken.frontend.llm import LLM
 
@@ -29,6 +30,7 @@ _LAZY = {
     "EngineArgs": "firsttoken.core.engine_args",
     "PoolingParams": "firsttoken.core.pooling",
     "SamplingParams": "firsttoken.core.sampling_params",
+    "StructuredOutputsParams": "firsttoken.core.structured_outputs",
     "RequestOutput": "firsttoken.core.outputs",
     "CompletionOutput": "firsttoken.core.outputs",
 }
@@ -43,6 +45,7 @@ __all__ = [
     "PoolingParams",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

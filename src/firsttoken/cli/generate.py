@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from firsttoken.cli.grammar_options import add_grammar_options, grammar_fields
 from firsttoken.cli.options import (
     add_engine_options,
     add_log_level,
@@ -38,6 +39,7 @@ examples:
   firsttoken generate --prompt "The capital of France is" --max-tokens 8
   firsttoken generate --input prompts.jsonl --output answers.jsonl
   firsttoken generate model.gguf --prompt "Hello" --prompt "Bonjour" --json
+  firsttoken generate --chat --prompt "Is the sky blue?" --choice yes --choice no
 """
 
 MAX_TOKENS = 256
@@ -53,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object with all answers on stdout")
     add_log_level(parser, "warning")
     add_sampling_options(parser, max_tokens=MAX_TOKENS)
+    add_grammar_options(parser)
     add_engine_options(parser, without=("served_model_name", "seed"))
 
 
@@ -61,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.chat and options.input is not None:
         raise ConfigError('--chat goes with --prompt: in --input, a line with "messages" is a chat')
-    defaults = {"max_tokens": MAX_TOKENS, **sampling_fields(options)}
+    defaults = {"max_tokens": MAX_TOKENS, **sampling_fields(options), **grammar_fields(options)}
     jobs = _jobs(options, defaults)
     args = engine_args(options)
     alone = options.prompt and len(jobs) == 1 and options.output is None and not options.json

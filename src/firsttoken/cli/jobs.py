@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 
 from firsttoken.core.errors import ConfigError, InvalidRequest
+from firsttoken.core.grammar import Grammar
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import DEFAULT_TERMS, Terms, class_named
+from firsttoken.core.structured_outputs import structured_outputs_of
 
 MAX_SHOWN = 20
 
@@ -90,7 +92,11 @@ def parse_line(raw: bytes, defaults: dict[str, Any]) -> Job:
     unknown = sorted(fields.keys() - set(SamplingParams.__struct_fields__))
     if unknown:
         raise ValueError(f"unknown field {unknown[0]!r}: known are {', '.join(_OWN)} and the sampling fields")
+    if fields.get("structured_outputs") is not None and fields.get("grammar") is None:
+        fields["grammar"] = structured_outputs_of(fields.pop("structured_outputs")).as_grammar()
     msgspec.convert({**defaults, **fields}, SamplingParams, str_keys=True)
+    if "grammar" in fields:
+        fields["grammar"] = msgspec.convert(fields["grammar"], Grammar | None)
     if "logit_bias" in fields:
         fields["logit_bias"] = msgspec.convert(fields["logit_bias"], dict[int, float] | None, str_keys=True)
     terms = Terms(service=class_named(line.service_class), priority=line.priority)

@@ -10,6 +10,7 @@ import msgspec
 
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.grammar import Grammar
+from firsttoken.core.structured_outputs import StructuredOutputsParams, structured_outputs_of
 
 # Below this a temperature only makes numbers overflow: it is treated as greedy, as vLLM does.
 GREEDY_BELOW = 1e-5
@@ -37,8 +38,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     each token of the prompt, and of so many others in its place. ``truncate_prompt_tokens`` cuts it to so many, its
     last (-1: to what fits). ``stop`` strings end the text before they appear in it; ``stop_token_ids`` end it after
     that token. ``seed`` fixes the random numbers of the request whatever else is in the batch. ``grammar`` is what the
-    text must look like. Only ``allowed_token_ids`` can be chosen, and none that would complete one of ``bad_words`` in
-    the output, which the front end spells as ``bad_words_token_ids``. Raises `InvalidRequest`.
+    text must look like; ``structured_outputs`` says it in vLLM's words and becomes ``grammar``. Only
+    ``allowed_token_ids`` can be chosen, and none that would complete one of ``bad_words`` in the output, which the
+    front end spells as ``bad_words_token_ids``. Raises `InvalidRequest`.
     """
 
     n: int = 1
@@ -66,9 +68,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     detokenize: bool = True
     grammar: Grammar | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         set_field = msgspec.structs.force_setattr
+        if self.structured_outputs is not None:
+            if self.grammar is not None:
+                raise InvalidRequest(
+                    "grammar and structured_outputs say the same: give one of them", param="structured_outputs"
+                )
+            set_field(self, "grammar", structured_outputs_of(self.structured_outputs).as_grammar())
+            set_field(self, "structured_outputs", None)
         set_field(self, "stop", _as_stops(self.stop))
         set_field(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         if self.allowed_token_ids is not None:

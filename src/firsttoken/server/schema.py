@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from firsttoken.core.cache_hint import CacheHint
+from firsttoken.core.structured_outputs import StructuredOutputsParams
 
 Number = int | float
 ABSENT = msgspec.Raw()
@@ -79,18 +80,6 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     json_schema: JSONSchemaFormat | None = None
 
 
-class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """vLLM's: one of the first five. White space between JSON's parts is at most one blank in any case."""
-
-    json: dict[str, Any] | str | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    disable_any_whitespace: bool | None = None
-    disable_additional_properties: bool | None = None
-
-
 class GenerationRequest(TermsRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What chat and completions share."""
 
@@ -124,7 +113,7 @@ class GenerationRequest(TermsRequest, frozen=True, kw_only=True, forbid_unknown_
     request_id: str | None = None
     # what the text must look like: see structured.py
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

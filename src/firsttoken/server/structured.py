@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
-from typing import Any
-
-import msgspec
 
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.grammar import Grammar
+from firsttoken.core.structured_outputs import StructuredOutputsParams, schema_grammar
+from firsttoken.core.structured_outputs import grammar_of as of_kind
 from firsttoken.server.errors import ApiError, bad_request
-from firsttoken.server.schema import GenerationRequest, JSONSchemaFormat, ResponseFormat, StructuredOutputs
+from firsttoken.server.schema import GenerationRequest, JSONSchemaFormat, ResponseFormat
 
 FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -28,11 +26,12 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
     try:
         if isinstance(value, ResponseFormat):
             return _of_response_format(value)
-        if isinstance(value, StructuredOutputs):
-            return _of_structured_outputs(value)
-        return _of_kind(field.removeprefix("guided_"), value)
-    except InvalidRequest as error:  # its own checks
-        raise bad_request(error.message.replace("grammar: ", f"{field}: ", 1), field) from None
+        if isinstance(value, StructuredOutputsParams):
+            return value.as_grammar()
+        return of_kind(field.removeprefix("guided_"), value)
+    except InvalidRequest as error:
+        param = error.param if error.param and error.param.startswith(field) else field
+        raise bad_request(error.message.replace("grammar: ", f"{field}: ", 1), param) from None
 
 
 def grammar_field(request: GenerationRequest) -> str | None:
@@ -94,41 +93,4 @@ def _of_response_format(wanted: ResponseFormat) -> Grammar:
             f"response_format.json_schema.name must be 1 to 64 letters, digits, _ and -, got {given.name!r:.100}",
             "response_format.json_schema.name",
         )
-    return _schema(given.schema)
-
-
-def _of_structured_outputs(wanted: StructuredOutputs) -> Grammar:
-    given = {name: value for name in _KINDS if (value := getattr(wanted, name)) not in (None, False)}
-    if len(given) != 1:
-        raise bad_request(
-            f"structured_outputs takes one of {', '.join(_KINDS)}, got {', '.join(given) or 'none'}",
-            "structured_outputs",
-        )
-    if wanted.disable_additional_properties:
-        raise bad_request(
-            "structured_outputs.disable_additional_properties is not supported: say additionalProperties in the schema",
-            "structured_outputs.disable_additional_properties",
-        )
-    name, value = given.popitem()
-    return _of_kind(name, value)
-
-
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")
-
-
-def _of_kind(name: str, value: Any) -> Grammar:
-    match name:
-        case "json":
-            return _schema(value)
-        case "json_object":
-            return Grammar("json_object")
-        case "regex":
-            return Grammar("regex", value)
-        case "choice":
-            return Grammar("choice", msgspec.json.encode(value).decode())
-        case _:
-            return Grammar("lark", value)
-
-
-def _schema(schema: Mapping[str, Any] | str) -> Grammar:
-    return Grammar("json_schema", schema if isinstance(schema, str) else msgspec.json.encode(schema).decode())
+    return schema_grammar(given.schema)
