@@ -1,7 +1,7 @@
 """How soon a server is whole again after its engine was killed: when the callers know, and when another engine answers.
 
     python benchmarks/engine_restart.py            # the default model
-    python benchmarks/engine_restart.py --json
+    python benchmarks/engine_restart.py --json [--output-json FILE]
 
 Starts ``firsttoken serve``, and kills its engine (SIGKILL) in the middle of a stream, several times. ``error_s``: until
 the stream ended with its error event. ``ready_s``: until `/health/ready` said 200 again, without the pause that comes
@@ -94,10 +94,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--output-json", type=Path, metavar="FILE", help="write it to a file, too")
     options = parser.parse_args()
     found = measure(options.model)
+    document = {**header(model=options.model), **found}
+    if options.output_json:
+        options.output_json.write_text(json.dumps(document, indent=1) + "\n")
     if options.json:
-        print(json.dumps({**header(model=options.model), **found}))
+        print(json.dumps(document))
         return 0
     for name in ("error_s", "ready_s"):
         print(f"{name:8} " + "  ".join(f"{value:.2f}" for value in found[name]))

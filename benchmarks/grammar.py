@@ -15,6 +15,7 @@ first token with the schema compiled already, and the median gap between tokens,
 Of ratios the median is told with the interval that holds it in 95 of 100 draws of as many pairs (bootstrap).
 
     python benchmarks/grammar.py --output-json benchmarks/results/cpu/grammar.json
+    python -m benchmarks.grammar --model FOLDER --device cuda --only engine    # does a GPU's step hide the mask?
 
 Needs the model's files (`firsttoken pull smollm2`).
 """
@@ -232,13 +233,14 @@ def measure_steps(model: str, steps: int, rounds: int) -> dict[str, Any]:
     }
 
 
-async def measure_engine(model: str, tokens: int, rounds: int) -> dict[str, Any]:
-    llm = await AsyncLLM.launch(EngineArgs(model=model, offline=True))
+async def measure_engine(model: str, device: str, tokens: int, rounds: int) -> dict[str, Any]:
+    llm = await AsyncLLM.launch(EngineArgs(model=model, device=device, offline=True))
     try:
         prompt = await llm.encode(PROMPT)
         free = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
         # Room for the whole document, of which so many tokens are looked at.
-        held = SamplingParams(max_tokens=MAX_TOKENS, temperature=0, grammar=Grammar("json_schema", schema()))
+        room = min(MAX_TOKENS, llm.info.max_model_len - len(prompt))
+        held = SamplingParams(max_tokens=room, temperature=0, grammar=Grammar("json_schema", schema()))
         first: dict[str, list[float]] = {"free": [], "held": []}
         gaps: dict[str, list[float]] = {"free": [], "held": []}
         for round_ in range(rounds + 1):
@@ -277,6 +279,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--steps", type=int, default=400, help="tokens of an answer in the measurement of steps")
+    parser.add_argument("--device", default="auto", help="of the engine")
     parser.add_argument("--only", choices=("libraries", "steps", "engine"), action="append")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
@@ -287,7 +290,7 @@ def main() -> None:
     if "steps" in wanted:
         result["steps"] = measure_steps(args.model, args.steps, 2)
     if "engine" in wanted:
-        result["engine"] = asyncio.run(measure_engine(args.model, args.tokens, args.rounds))
+        result["engine"] = asyncio.run(measure_engine(args.model, args.device, args.tokens, args.rounds))
     print(json.dumps(result, indent=2))
     if args.output_json:
         args.output_json.parent.mkdir(parents=True, exist_ok=True)

@@ -9,14 +9,12 @@ Commands run one after the other, the most telling first, each in a process of i
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from benchmarks.gpu.cases import Case, Places, Target, run, verdicts
 
 BENCH = ("firsttoken.cli.main", "bench")
 LARGE, SMALL = "random:llama-3.1-8b", "random:llama-3.2-1b"
@@ -24,34 +22,16 @@ FOLDER = Path(tempfile.gettempdir()) / "firsttoken-weights-8b"
 CLASSES = Path(__file__).parent / "classes.toml"
 
 
-@dataclass(frozen=True)
-class Target:
-    """A figure in a result: ``path`` into its JSON, and what to reach; lower is better unless ``more``."""
-
-    path: str
-    reach: float
-    more: bool = False
-
-
-@dataclass(frozen=True)
-class Case:
-    """``words`` follow ``python -m``; ``limit_s`` is far above what the command takes."""
-
-    name: str
-    words: tuple[str, ...]
-    limit_s: int
-    targets: tuple[Target, ...] = ()
-
-
 def _latency(name: str, model: str, *options: str, targets: tuple[Target, ...]) -> Case:
-    words = (*BENCH, "latency", model, "--warmup", "3", *options)
+    words = (*BENCH, "latency", model, "--warmup", "3", *options, "--output-json", "{out}")
     return Case(f"latency_{name}", words, 60, targets)
 
 
 def _load(name: str, rate: str, seed: str, seconds: str, *options: str, targets: tuple[Target, ...]) -> Case:
     """As many requests at once as such rates bring."""
     words = (*BENCH, "load", LARGE, "--rate", rate, "--seed", seed, "--seconds", seconds, "--warmup", "4")
-    return Case(f"load_{name}", (*words, "--max-num-seqs", "128", *options), 80, targets)
+    more = ("--max-num-seqs", "128", *options, "--output-json", "{out}")
+    return Case(f"load_{name}", (*words, *more), 80, targets)
 
 
 GAP = "tpot_ms.p50"
@@ -83,69 +63,20 @@ CASES = (
     _latency("8b_b1_deterministic", LARGE, "--deterministic", targets=()),
     _latency("8b_b8_deterministic", LARGE, "--deterministic", "--batch", "8", "--repeat", "3", targets=()),
     _latency("1b_b64_512", SMALL, "--batch", "64", "--repeat", "3", targets=(Target(GAP, 3.57),)),
-    Case("prefill_8b", ("benchmarks.gpu.prefill", LARGE), 60),
-    Case("profiles_8b", ("benchmarks.gpu.profiles", LARGE), 60),
-    Case("attention", ("benchmarks.gpu.attention", "--quick"), 90),
-    Case("where_8b", ("benchmarks.gpu.where", LARGE), 60),
-    Case("overlap_8b", ("benchmarks.gpu.overlap", LARGE), 90),
-    Case("products", ("benchmarks.gpu.products",), 60),
-    Case("steps", (*BENCH, "steps", LARGE), 180),
-    Case("layout", (*BENCH, "layout", "--device", "cuda"), 60),
-    Case("sampling", ("benchmarks.gpu.sampling", "--quick"), 70),
-    Case("right", ("benchmarks.gpu.right",), 120),
-    Case("limits", ("benchmarks.gpu.limits", LARGE), 150),
-    Case("weights_8b", ("benchmarks.gpu.weights", "--folder", str(FOLDER)), 150),
-    Case("warm_starts_8b", ("benchmarks.gpu.warm", LARGE), 200),
+    Case("prefill_8b", ("benchmarks.gpu.prefill", LARGE, "--output", "{out}"), 60),
+    Case("profiles_8b", ("benchmarks.gpu.profiles", LARGE, "--output", "{out}"), 60),
+    Case("attention", ("benchmarks.gpu.attention", "--quick", "--output", "{out}"), 90),
+    Case("where_8b", ("benchmarks.gpu.where", LARGE, "--output", "{out}"), 60),
+    Case("overlap_8b", ("benchmarks.gpu.overlap", LARGE, "--output", "{out}"), 90),
+    Case("products", ("benchmarks.gpu.products", "--output", "{out}"), 60),
+    Case("steps", (*BENCH, "steps", LARGE, "--output", "{out}"), 180),
+    Case("layout", (*BENCH, "layout", "--device", "cuda", "--output-json", "{out}"), 60),
+    Case("sampling", ("benchmarks.gpu.sampling", "--quick", "--output", "{out}"), 70),
+    Case("right", ("benchmarks.gpu.right", "--output", "{out}"), 120),
+    Case("limits", ("benchmarks.gpu.limits", LARGE, "--output", "{out}"), 150),
+    Case("weights_8b", ("benchmarks.gpu.weights", "--folder", str(FOLDER), "--output", "{out}"), 150),
+    Case("warm_starts_8b", ("benchmarks.gpu.warm", LARGE, "--output", "{out}"), 200),
 )
-
-
-def run(case: Case, folder: Path) -> float | None:
-    """Seconds that the case took; None when it failed or ran into its limit (what it said is in its ``.log``)."""
-    target, log = folder / f"{case.name}.json", folder / f"{case.name}.log"
-    words = [sys.executable, "-m", *case.words, *_output(case, target)]
-    began = time.monotonic()
-    with log.open("wb") as said:
-        try:
-            code = subprocess.run(words, stdout=said, stderr=said, timeout=case.limit_s, check=False).returncode
-        except subprocess.TimeoutExpired:
-            return None
-    if code:
-        return None
-    log.unlink()
-    return time.monotonic() - began
-
-
-def _output(case: Case, target: Path) -> tuple[str, ...]:
-    """How the command is told where its JSON goes; compiling ahead has none."""
-    if case.words[1:2] == ("warm",):
-        return ()
-    flag = "--output-json" if set(case.words) & {"latency", "load", "layout"} else "--output"
-    return flag, str(target)
-
-
-def figure(result: dict[str, Any], path: str) -> float | None:
-    """The number at a dotted path; None where there is none."""
-    value: Any = result
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return float(value) if isinstance(value, int | float) else None
-
-
-def verdicts(case: Case, folder: Path) -> list[str]:
-    target = folder / f"{case.name}.json"
-    if not case.targets or not target.exists():
-        return []
-    result = json.loads(target.read_text())
-    lines = []
-    for each in case.targets:
-        value = figure(result, each.path)
-        reached = value is not None and (value >= each.reach if each.more else value <= each.reach)
-        lines.append(f"  {each.path} = {value if value is None else round(value, 3)} ({each.reach}: {_word(reached)})")
-    return lines
-
-
-def _word(reached: bool) -> str:
-    return "reached" if reached else "MISSED"
 
 
 def main() -> int:
@@ -157,17 +88,18 @@ def main() -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     failed = 0
+    places = Places(arguments.output)
     for case in CASES:
         if arguments.only and case.name not in arguments.only:
             continue
         if time.monotonic() - began + case.limit_s > arguments.seconds:
             print(f"{case.name}: left out, it could take {case.limit_s} s", flush=True)
             continue
-        took = run(case, arguments.output)
-        failed += took is None
-        print(f"{case.name}: {'FAILED' if took is None else f'{took:.1f} s'}", flush=True)
-        for line in verdicts(case, arguments.output):
-            print(line, flush=True)
+        took = run(case, places)
+        failed += took.problem is not None
+        print(f"{case.name}: {took.problem or f'{took.seconds:.1f} s'}", flush=True)
+        for line in verdicts(case, places):
+            print(f"  {line}", flush=True)
     return 1 if failed else 0
 
 
