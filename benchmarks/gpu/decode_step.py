@@ -5,22 +5,26 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 
+from benchmarks.gpu.trials.fma_fp8 import fma_fp8_linear
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.executor.graphs.runtime import CUDARuntime
 from firsttoken.kernels.linear.config import LinearConfig, OpKind, RowBucket, row_bucket
 from firsttoken.kernels.linear.small import Workspace
+from firsttoken.kernels.packed_linear.config import default_config
+from firsttoken.kernels.packed_linear.layout import PackedWeight
 from firsttoken.kernels.paged_attention import KVPool
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.kernels.paged_attention.gpu_config import BalancedConfig, DecodeConfig, decode_config
 from firsttoken.kernels.paged_attention.triton_decode import DecodeWorkspace
 from firsttoken.kernels.tuning import linear_config
-from firsttoken.models.fused import FusedLayer
+from firsttoken.models.fused import AnyConfig, FusedDecoder, FusedLayer
 from firsttoken.models.load_fused import Limits, load_fused
+from firsttoken.models.projection import Projection
 from firsttoken.models.step_view import StepView
 
 Override = tuple[OpKind, int, int, RowBucket]
@@ -41,8 +45,8 @@ class DecodeStep:
 
     def __init__(self, model: str, rows: int, context: int, quantization: str = "none") -> None:
         self.runtime = CUDARuntime()
-        self.overrides: dict[Override, LinearConfig] = {}
-        self._trial: dict[Override, LinearConfig] = {}
+        self.overrides: dict[Override, AnyConfig] = {}
+        self._trial: dict[Override, AnyConfig] = {}
         self._attention: DecodeConfig | BalancedConfig | None = None
         self._gpu = torch.cuda.get_device_name()
         checkpoint = open_checkpoint(model)
@@ -56,8 +60,12 @@ class DecodeStep:
             pool = KVPool(kv, rows * blocks, device=str(device))
             pool.storage.normal_()
             properties = torch.cuda.get_device_properties(device)
-            limits = Limits(context + 1, rows, properties.multi_processor_count, self.choose, quantization=quantization)
+            limits = Limits(
+                context + 1, rows, properties.multi_processor_count, self._choose_linear, quantization=quantization
+            )
             self.model = load_fused(checkpoint, pool, device, limits)
+            self.model._choose_packed = self._choose_packed  # type: ignore[assignment]
+            self.model._small = self._small  # type: ignore[method-assign]
             self.model.attention._choose_decode = self._choose_attention
             # Enough for any candidate.
             self.model.attention._workspace = DecodeWorkspace.allocate(
@@ -68,12 +76,43 @@ class DecodeStep:
         self._tables = self.ints(torch.arange(rows * blocks)).view(rows, blocks)
         self._context = context
 
-    def choose(self, kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
+    def choose(self, kind: OpKind, n: int, k: int, rows: int) -> AnyConfig:
         key = (kind, n, k, row_bucket(rows))
         for configs in (self._trial, self.overrides):
             if key in configs:
                 return configs[key]
+        if (weight := self.packed(kind, n, k)) is not None:
+            return default_config(n, k, rows, weight.format)
         return linear_config(kind, n, k, rows, self._gpu)
+
+    def _choose_linear(self, kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
+        return cast(LinearConfig, self.choose(kind, n, k, rows))
+
+    def _choose_packed(self, n: int, k: int, rows: int, format: str) -> AnyConfig:
+        """Products of one size have one config, whatever they are for."""
+        kind = next(key[0] for key in self.products() if key[1:] == (n, k))
+        return self.choose(kind, n, k, rows)
+
+    def packed(self, kind: OpKind, n: int, k: int) -> PackedWeight | None:
+        """The weights of that product, where they are packed. While the model is made none are."""
+        for projection in self._projections() if hasattr(self, "model") else ():
+            weight = projection.weight
+            if (projection.kind, *weight.shape) == (kind, n, k) and isinstance(weight, PackedWeight):
+                return weight
+        return None
+
+    def _projections(self) -> tuple[Projection, ...]:
+        return *self.model.layers[0].projections, self.model.head
+
+    def _small(
+        self, projection: Projection, x: torch.Tensor, out: torch.Tensor, config: AnyConfig, **options: Any
+    ) -> None:
+        """The model's own, but for a kernel that is on trial."""
+        weight = projection.weight
+        if isinstance(weight, PackedWeight) and isinstance(config, LinearConfig):
+            fma_fp8_linear(x, weight, out, config=config, **options)
+        else:
+            FusedDecoder._small(self.model, projection, x, out, config, **options)
 
     def _choose_attention(
         self, rows: int, kv_heads: int, head_dim: int, longest: int, sms: int
@@ -82,7 +121,7 @@ class DecodeStep:
 
     def products(self) -> list[tuple[OpKind, int, int]]:
         """The step's different products, as (kind, n, k)."""
-        found = {(p.kind, *p.weight.shape): None for p in (*self.model.layers[0].projections, self.model.head)}
+        found = {(p.kind, *p.weight.shape): None for p in self._projections()}
         return list(found)
 
     def parts(self, rows: int) -> list[int]:
@@ -116,7 +155,7 @@ class DecodeStep:
     def time(
         self,
         rows: int,
-        trial: dict[Override, LinearConfig] | None = None,
+        trial: dict[Override, AnyConfig] | None = None,
         *,
         attention: DecodeConfig | BalancedConfig | None = None,
         pdl: bool = True,

@@ -88,6 +88,7 @@ class FusedDecoder:
         self.vocab_size = config.vocab_size
         self.tile_rows = attention.tile_rows
         self._choose_linear = choose_linear
+        self._choose_packed = default_config
         self._workspace = self._make_workspace()
         self._many_rows: ManyRows = LibraryProducts(config.rms_norm_eps)
         packed = [p.packed for p in self._layer_projections() if isinstance(p.weight, PackedWeight)]
@@ -226,7 +227,7 @@ class FusedDecoder:
         n, k = projection.weight.shape
         rows = MAX_ROWS if self.deterministic else min(rows, MAX_ROWS)
         if isinstance(projection.weight, PackedWeight):
-            return default_config(n, k, rows, projection.weight.format)
+            return self._choose_packed(n, k, rows, projection.weight.format)
         return self._choose_linear(projection.kind, n, k, rows)
 
     # ------------------------------------------------------------------ more rows

@@ -1,0 +1,42 @@
+"""Configs worth measuring for a packed product. Needs no GPU: measuring is done in the decode graph."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from firsttoken.core.errors import ConfigError
+from firsttoken.kernels.linear.config import BUCKET_ROWS, row_bucket
+from firsttoken.kernels.packed_linear.config import CHUNK_COLUMNS, PackedConfig, default_config
+
+# Warps of all programs: fewer leave multiprocessors without work, more have no columns left to divide.
+_FEWEST_WARPS, _MOST_WARPS = 400, 16_000
+
+
+def candidates(n: int, k: int, rows: int, format: str) -> list[PackedConfig]:
+    """Different configs that fit weights ``[n, k]``, the rule's own first, then by how near their number of warps is
+    to its. Raises `ConfigError` for more than 64 rows."""
+    own = default_config(n, k, rows, format)
+    chunks = -(-k // CHUNK_COLUMNS[format])
+    block_m = max(8, BUCKET_ROWS[row_bucket(rows)])
+    found = []
+    for row_warps, column_warps, ahead, tiles in product((1, 2, 4), (1, 2, 4, 8, 16), (1, 2), (1, 2)):
+        config = PackedConfig(row_warps, column_warps, block_m, ahead, tiles)  # type: ignore[arg-type]
+        # Registers: more rows' sums leave no room for loads that run two chunks ahead, nor for two tiles' of them.
+        wide = block_m > 16 and (ahead == 2 or (tiles == 2 and block_m == 64 and column_warps > 1))
+        if config != own and not wide and _fits(config, chunks) and _worth_it(config, n):
+            found.append(config)
+    warps = own.tiles(n) * own.warps
+    found.sort(key=lambda one: abs(one.tiles(n) * one.warps - warps))
+    return [own, *found]
+
+
+def _fits(config: PackedConfig, chunks: int) -> bool:
+    try:
+        config.check(chunks)
+    except ConfigError:
+        return False
+    return True
+
+
+def _worth_it(config: PackedConfig, n: int) -> bool:
+    return _FEWEST_WARPS <= config.tiles(n) * config.warps <= _MOST_WARPS
