@@ -75,6 +75,11 @@ class Sink:
     def deliver(self, delta, ns):
         self.log.append(delta.id)
 
+    keep = deliver
+
+    def wake(self):
+        pass
+
     def refuse(self, refusal):
         self.log.append(("refused", refusal.id))
 
@@ -186,7 +191,7 @@ async def test_one_is_told_in_a_turn_and_others_run_between(client, loop_link):
     for token in (6, 7):  # the second comes before the first has gone to all, and starts no second round of turns
         client.step(*(RequestDelta(number, [token]) for number in range(3)))
     for told in (3, 4, 5, 6):
-        assert log == [0, 1, 2, 0, 1, 2][:told]
+        assert log == [0, 1, 2, 1, 2, 0][:told]
         await asyncio.sleep(0)
 
 
@@ -202,6 +207,36 @@ async def test_nothing_overtakes_what_waits_for_its_turn(client, loop_link):
     loop_link.abort([everyone[-1]])
     client.hang_up()
     assert log == [*everyone[1:-1], ("dead", "the engine stopped: its end of the channel was closed")]
+
+
+class Keeper(Sink):
+    """A sink that does its work where it is told, as streams do."""
+
+    def keep(self, delta, ns):
+        self.log.append(("kept", delta.id))
+
+    def wake(self):
+        self.log.append("woken")
+
+
+async def test_who_was_not_served_before_the_next_step_goes_first_and_gets_both_together(client, loop_link):
+    log = []
+    everyone = range(4)
+    loop_link.submit([request(number) for number in everyone], Keeper(log))
+    client.step(*(RequestDelta(number, [5]) for number in everyone))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    log.clear()
+    client.step(*(RequestDelta(number, [6], finish_reason="stop" if number == 3 else None) for number in everyone))
+    await asyncio.sleep(0)
+    client.step(*(RequestDelta(number, [7]) for number in range(3)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert log == [0, 1, ("kept", 2), ("kept", 3), "woken", 2, 0, 1], "nothing follows for the last, so he is woken"
+    log.clear()
+    client.step(*(RequestDelta(number, [8]) for number in range(3)))
+    client.tell(Refused(0, "no room"))
+    assert log == [0, ("kept", 1), ("kept", 2), "woken", "woken", ("refused", 0)]
 
 
 async def test_who_ended_is_told_in_a_later_turn_too(client, loop_link):

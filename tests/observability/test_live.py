@@ -11,6 +11,7 @@ from firsttoken.core.step_record import StepRecord
 from firsttoken.observability.live import SlidingCounts, SlidingPercentiles
 from firsttoken.observability.metrics import FrontendMetrics
 from firsttoken.observability.percentiles import percentiles
+from firsttoken.transport.messages import EngineStats
 
 
 @pytest.fixture
@@ -92,8 +93,8 @@ def test_memory_is_bounded_by_the_window(clock):
 def test_the_metrics_feed_it(clock):
     metrics = FrontendMetrics()
     metrics.of(0).first_token(0.040)
-    metrics.of(0).token_gap(0.010)
-    metrics.of(0).token_gap(0.010)
+    metrics.of(0).gaps.note(10_000_000)
+    metrics.of(0).gaps.note(10_000_000)
     metrics.of(0).request_done(0.060)
     metrics.of(0).ended("finished", 2)
     metrics.of(2).ended("failed")
@@ -113,9 +114,10 @@ def test_all_rates_are_of_the_same_seconds_and_none_shows_the_past(clock):
     for _ in range(20):
         for service in (0, 2):
             metrics.of(service).first_token(0.01)
-            metrics.of(service).token_gap(0.01)
+            metrics.of(service).gaps.note(10_000_000)
             metrics.of(service).request_done(0.02)
         metrics.take_steps([record] * 10)
+        metrics.update(EngineStats())
         clock[0] += NS_PER_S // 2
     rows = metrics.live.read()
     assert metrics.live.rates(rows) == {

@@ -118,7 +118,6 @@ def test_before_the_first_stats_everything_is_zero():
     ("method", "name"),
     [
         ("first_token", "time_to_first_token"),
-        ("token_gap", "inter_token_latency"),
         ("request_done", "request_duration"),
         ("loop_lag", "event_loop_lag"),
     ],
@@ -138,10 +137,30 @@ def test_histograms(method, name):
         assert found[(f"{prefix}_count", ("service_class", "p2"))] == 0
 
 
+def test_gaps_of_tokens_are_counted_a_step_at_a_time_and_at_an_answers_end():
+    metrics = FrontendMetrics()
+    gaps = metrics.of(1).gaps
+    prefix = "firsttoken_inter_token_latency_seconds"
+    for ns in (400_000, 49_000_000, 49_000_000):
+        gaps.note(ns)
+    assert scrape(metrics)[(f"{prefix}_count", P1)] == 0
+    metrics.update(EngineStats())
+    found = scrape(metrics)
+    assert found[(f"{prefix}_count", P1)] == 3
+    assert found[(f"{prefix}_sum", P1)] == pytest.approx(0.0984)
+    assert found[(f"{prefix}_bucket", ("le", "0.0005"), P1)] == 1
+    assert found[(f"{prefix}_bucket", ("le", "0.05"), P1)] == 3
+    assert found[(f"{prefix}_count", ("service_class", "p2"))] == 0
+    gaps.note(10**9)
+    metrics.of(1).ended("finished")
+    assert scrape(metrics)[(f"{prefix}_count", P1)] == 4
+
+
 def test_servers_do_not_share_numbers():
     first, second = FrontendMetrics(), FrontendMetrics()
     first.request_over("refused", "unknown_field")
-    first.of(1).token_gap(0.1)
+    first.of(1).gaps.note(100_000_000)
+    first.update(EngineStats())
     refused = ("firsttoken_requests_refused_total", ("code", "unknown_field"), ("outcome", "refused"))
     assert scrape(first)[refused] == 1
     assert refused not in scrape(second)
@@ -175,6 +194,12 @@ def test_info_and_processes():
 
 
 def test_observing_is_cheap():
-    metrics = FrontendMetrics().of(0)
-    best = min(timeit.repeat(lambda: metrics.token_gap(0.02), number=2000, repeat=5))
-    assert best / 2000 < 10e-6
+    gaps = FrontendMetrics().of(0).gaps
+
+    def a_step() -> None:
+        for _ in range(32):
+            gaps.note(20_000_000)
+        gaps.count()
+
+    best = min(timeit.repeat(a_step, number=100, repeat=5))
+    assert best / 3200 < 2.5e-6

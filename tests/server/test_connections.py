@@ -321,6 +321,40 @@ async def test_a_head_goes_out_with_the_first_bytes_and_each_piece_at_once():
     assert rest == [b"3\r\ntwo\r\n", b"0\r\n\r\n"]
 
 
+async def test_a_piece_that_need_not_be_awaited_is_written_at_once_and_a_slow_reader_is_waited_for():
+    transport = Socket()
+    flow = FlowControl(transport)
+    exchange = Exchange(
+        {"method": "POST"},
+        transport,
+        flow,
+        default_headers=[],
+        expects_continue=False,
+        keep_alive=True,
+        on_response=lambda: None,
+    )
+    with pytest.raises(RuntimeError, match="out of its order"):
+        exchange.write(b"early")
+    await exchange.send({"type": "http.response.start", "status": 200})
+    assert exchange.write(b"one") is None
+    assert transport.writes[0].endswith(b"\r\n\r\n3\r\none\r\n"), "the head goes out with it"
+    assert exchange.write(b"") is None
+    assert exchange.write(b"two") is None
+    flow.pause_writing()
+    rest = asyncio.create_task(exchange.write(b"three"))
+    await asyncio.sleep(0)
+    assert not rest.done()
+    flow.resume_writing()
+    await asyncio.wait_for(rest, 1)
+    assert transport.writes[1:] == [b"3\r\ntwo\r\n", b"5\r\nthree\r\n"]
+    await exchange.send({"type": "http.response.body"})
+    with pytest.raises(RuntimeError, match="out of its order"):
+        exchange.write(b"late")
+    exchange.disconnected = True
+    assert exchange.write(b"gone") is None
+    assert transport.writes[3:] == [b"0\r\n\r\n"]
+
+
 async def test_an_answer_without_a_body_is_sent():
     async def empty(send):
         await send({"type": "http.response.start", "status": 204, "headers": [(b"content-length", b"0")]})

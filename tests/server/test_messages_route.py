@@ -10,6 +10,7 @@ import pytest
 from firsttoken.core.service import KeyRule, ServiceClass, Targets
 from firsttoken.engine.stub import Fault
 from firsttoken.server.config import ServerConfig
+from firsttoken.server.conversation import Said
 from firsttoken.server.encode import to_json
 from firsttoken.server.messages.answer import Blocks
 from firsttoken.server.messages.events import MessageEvents
@@ -122,7 +123,7 @@ def test_thoughts_words_and_calls_are_blocks_of_their_own_however_they_come(size
     for size in sizes:
         taken, left = left[:size], left[size:]
         blocks.add(taken)
-        raw += writer.plain(taken) or writer.more(taken)
+        raw += writer.middle(Said(None, taken, None))
     raw += writer.end(("tool_use", None), {}, None)
     events = []
     for block in raw.decode().split("\n\n")[:-1]:

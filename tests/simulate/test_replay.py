@@ -72,6 +72,11 @@ class Waiter:
         if delta.finish_reason is not None:
             self.ended.set()
 
+    keep = deliver
+
+    def wake(self) -> None:
+        pass
+
     def refuse(self, refusal: Any) -> None:
         self.ended.set()
 

@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.fuzz.pieces import Pieces
 from firsttoken.bench.http.events import EventStream
 from firsttoken.diagnose.events import EventReader
-from firsttoken.server.encode import ChunkWriter, chat_text_choice, text_choice, usage
+from firsttoken.server.encode import ChunkWriter, chat_text_choice, text_choice, to_json, usage
 from firsttoken.transport.framing import FrameError, FrameReader, frame
 from firsttoken.transport.messages import ENCODER, FROM_ENGINE, TO_ENGINE
 
@@ -31,7 +31,8 @@ def written_events(data: bytes) -> None:
         usage_always=bool(always),
     )
     text = pieces.rest().decode("utf-8", "replace")
-    events = writer.plain(index, text)
+    before, after = writer.frame(index)
+    events = before + to_json(text) + after
     events += writer.last(usage(1, 2, 0), {"total_ms": 1.0} if always else None)
     # A line ends at CR, LF or both, and an event at an empty line: neither may come from a text.
     blocks = events.decode("utf-8").split("\n\n")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from firsttoken.core.clock import now_ns
 from firsttoken.core.plan import TokenLogprobs
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from firsttoken.text.tokenizer import Tokenizer
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct, gc=False):
     """What is new in answer ``index``. ``text`` may be empty while a character or a stop string is incomplete.
 
     ``token_ids`` are all tokens the answer gained, an end token included; ``logprobs`` has one entry for each of
@@ -46,6 +46,7 @@ class Answer:
         "_min_tokens",
         "_scanner",
         "_stop_ids",
+        "_text_of",
         "finish_reason",
         "index",
         "num_tokens",
@@ -71,24 +72,29 @@ class Answer:
         if tokenizer is not None and params.detokenize:
             skip = params.skip_special_tokens
             self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip, continuation=True, shown=shown)
+        self._text_of = _no_text if self._detokenizer is None else self._detokenizer.push
         self._scanner = StopScanner(params.stops, self._include) if params.stops else None
 
     def push(
         self,
-        tokens: Sequence[int],
+        tokens: list[int],
         logprobs: list[TokenLogprobs] | None = None,
         finish_reason: str | None = None,
         stop_reason: int | None = None,
     ) -> Delta:
         """Take new tokens; with ``finish_reason`` they are the last ones and all held text is released.
 
-        When a stop string is found the delta ends at the token that completed it, whatever came after.
+        When a stop string is found the delta ends at the token that completed it, whatever came after. ``tokens`` may
+        be kept: they must not change.
         """
+        if finish_reason is None and self._scanner is None:  # nearly always
+            self.num_tokens += len(tokens)
+            return Delta(self.index, self._text_of(tokens), tokens, logprobs, None, stop_reason)
         shown = tokens
         if finish_reason == "stop" and tokens and not self._include and tokens[-1] in self._stop_ids:
             shown = tokens[:-1]
         text, hit, used = self._read(shown, last=finish_reason is not None)
-        kept = list(tokens)
+        kept = tokens
         reason: int | str | None = stop_reason
         if hit is not None:
             finish_reason, reason = "stop", hit
@@ -140,3 +146,8 @@ class Answer:
         found = self._scanner.push(text)
         self.scan_ns += now_ns() - began
         return found
+
+
+def _no_text(tokens: Sequence[int]) -> str:
+    """Of a model without a tokenizer, and for callers who want none."""
+    return ""

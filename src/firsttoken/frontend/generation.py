@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.errors import DeadlineExceeded, EngineDead, FirstTokenError, InvalidRequest, Overloaded
-from firsttoken.core.plan import PromptLogprobs
+from firsttoken.core.plan import PromptLogprobs, TokenLogprobs
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
@@ -63,13 +63,23 @@ def refused(refusal: Refused, prefix: str = "") -> FirstTokenError:
     return InvalidRequest(message, param=refusal.param, code=refusal.code)
 
 
+class Consumer(Protocol):
+    """Who takes a generation's deltas without iterating over it (`frontend.flow`)."""
+
+    def arrived(self) -> None:
+        """There is something to take, and this is the time to do it."""
+
+    def wake(self) -> None:
+        """There is something to take, or the end has come, and others may have to be told before."""
+
+
 class Generation:
     """An asynchronous iterator of `Delta`, for one consumer, on the event loop that opened it.
 
     Each answer's last delta has a ``finish_reason``; after the last answer's the iteration stops. What the engine
     sends is only noted when it comes; text is made in the consumer's own task, so no caller waits for another's
     detokenising. Tokens that pile up behind a slow consumer are merged into few deltas; their number is bounded by
-    ``max_tokens``.
+    ``max_tokens``. A consumer who has little to do for a delta needs no task for it: see `frontend.flow`.
 
     The account of time is that of the answer that ended last: the caller waits for that one.
 
@@ -106,6 +116,7 @@ class Generation:
         self.service = ServiceClass(requests[0].service)
         self.tenant = requests[0].tenant
         self._metrics = metrics.of(self.service)
+        self._note_gap = self._metrics.gaps.note
         stop_ids = frozenset(requests[0].stop_ids)
         self._answers = [Answer(index, params, stop_ids, tokenizer, shown) for index in range(len(requests))]
         # Engine ids of the answers whose last delta has not come yet. Their order is the answers'.
@@ -114,11 +125,14 @@ class Generation:
         self._when_known: list[Callable[[], None]] = []
         self._pending: list[Arrival] = []
         self._unsettled: list[tuple[Arrival, int, int]] = []  # consumed, but not in the books yet; as in `Gap`
-        self._behind = False  # more was waiting than one turn takes
+        self.behind = False  # more was waiting than one turn takes: others are to run before the next is taken
+        self.more = False  # what was taken was not all that is there
         self._ready: deque[Delta] = deque()
-        self._unfinished = len(requests)
+        self.unfinished = len(requests)  # answers whose last delta has not been taken
+        self.ending = False  # the last of all has been taken, or an error waits to be raised
         self._error: FirstTokenError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._consumer: Consumer | None = None  # None: whoever iterates
         self._began_ns = timeline.times[0]
         copies = [Timeline(timeline.stamps()) for _ in requests[1:]]  # each answer has its own way from here on
         self._beside = Beside()
@@ -127,7 +141,6 @@ class Generation:
         self._gave_ns = 0  # when he last got something
         self._final = 0  # the answer that ended last so far
         self._ttft_ns: int | None = None
-        self._last_ns = [0] * len(requests)  # when each answer's latest tokens arrived
         self._unbooked = set(range(len(requests)))  # answers whose outcome is not counted yet
         self._metrics.started(len(requests))
 
@@ -137,24 +150,44 @@ class Generation:
         return self
 
     async def __anext__(self) -> Delta:
-        self._came_ns = now_ns()
-        if self._gave_ns and self._unfinished:
-            self._beside.write += self._came_ns - self._gave_ns
-        self._settle()  # only now: the consumer has passed on what he got, for which somebody was waiting
+        self.passed_on()
         while True:
-            if self._ready:
-                self._gave_ns = now_ns()
-                return self._ready.popleft()
-            if self._pending:
-                if self._behind:
-                    await asyncio.sleep(0)  # the others' turn
-                self._collect()
-            elif self._error is not None:
-                raise self._error
-            elif self._unfinished == 0:
+            if self.behind and not self._ready:
+                await asyncio.sleep(0)  # the others' turn
+            delta = self.take()
+            if delta is not None:
+                return delta
+            if not self.unfinished:
                 raise StopAsyncIteration
-            else:
-                await self._wait()
+            await self._wait()
+
+    def take(self) -> Delta | None:
+        """The next delta, if something is there to make it of. Raises what the iteration raises, in its place."""
+        while not self._ready:
+            if not self._pending:
+                if self._error is not None:
+                    raise self._error
+                return None
+            got_ns = now_ns()
+            made = self._make_of_one(got_ns) if len(self._pending) == 1 else self._make_of_many(got_ns)
+            self._gave_ns = now_ns()
+            if self.unfinished:
+                self._beside.detokenize += self._gave_ns - got_ns
+            if made is not None:
+                return made
+        self._gave_ns = now_ns()
+        delta = self._ready.popleft()
+        self.more = self.behind or bool(self._ready)
+        return delta
+
+    def passed_on(self) -> None:
+        """The consumer has done with what he took, and asks for more. Only now is it in the books: somebody was waiting
+        for what he passes on."""
+        self._came_ns = now_ns()
+        if self._gave_ns and self.unfinished:
+            self._beside.write += self._came_ns - self._gave_ns
+        if self._unsettled:
+            self._settle()
 
     @property
     def cached_tokens(self) -> int:
@@ -185,6 +218,11 @@ class Generation:
         return "" if self._error is None else self._error.word
 
     @property
+    def due(self) -> bool:
+        """`take` has something to give, or to raise."""
+        return bool(self._ready or self._pending) or self._error is not None
+
+    @property
     def finished(self) -> bool:
         """True when nothing more will come from the engine: all answers ended, or an error waits to be raised."""
         return self._error is not None or not self._live
@@ -204,7 +242,7 @@ class Generation:
         for engine_id, index in live.items():
             self._pending.append((index, RequestDelta(engine_id, [], finish_reason="abort"), now))
         self._link.abort(list(live), self)
-        self._wake()
+        self.wake()
 
     def end(self, index: int) -> None:
         """End answer ``index`` now with "stop", as a stop string would: its consumer needs no more of it. Does nothing
@@ -242,8 +280,22 @@ class Generation:
         if delta.finish_reason is not None:
             del self._live[delta.id]
         self._pending.append((index, delta, ns))
-        if self._waiter is not None:
-            self._wake()
+        if self._consumer is not None:
+            self._consumer.arrived()
+        elif self._waiter is not None:
+            self.wake()
+
+    def keep(self, delta: RequestDelta, ns: int) -> None:
+        index = self._live[delta.id]
+        if delta.finish_reason is not None:
+            del self._live[delta.id]
+        self._pending.append((index, delta, ns))
+
+    def wake(self) -> None:
+        if self._consumer is not None:
+            self._consumer.wake()
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def refuse(self, refusal: Refused) -> None:
         self._live.pop(refusal.id, None)
@@ -265,18 +317,25 @@ class Generation:
 
     # -------------------------------------------------------------------- inside
 
-    async def _wait(self) -> None:
-        if self._waiter is not None:
+    def attach(self, consumer: Consumer) -> None:
+        """From now on ``consumer`` is told of arrivals, until `detach`. Raises RuntimeError where somebody is."""
+        self._refuse_another()
+        self._consumer = consumer
+
+    def detach(self) -> None:
+        self._consumer = None
+
+    def _refuse_another(self) -> None:
+        if self._waiter is not None or self._consumer is not None:
             raise RuntimeError(f"request {self.id} has a consumer already: a Generation is for one")
+
+    async def _wait(self) -> None:
+        self._refuse_another()
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     def _fail(self, error: FirstTokenError, index: int | None = None, *, begins: Mark = Mark.FINISHED) -> None:
         """End with ``error``, that of answer ``index`` or, without it, of all: raised once what has arrived is
@@ -284,80 +343,97 @@ class Generation:
         if self._error is None:
             self._settle()
             self._error = error
+            self.ending = True
             live, self._live = self._live, {}
             self._final = min(live.values(), default=self._final) if index is None else index
             self._book(self._unbooked, error.outcome)
             self._link.abort(list(live))
             self.timeline.stamp(begins)
-        self._wake()
+        self.wake()
 
-    def _collect(self) -> None:
-        """Turn what has arrived, up to a turn's share, into deltas: one for each answer that gained something."""
-        got_ns = now_ns()
-        pending = self._pending[:_TURN]
+    def _make_of_one(self, got_ns: int) -> Delta | None:
+        """The delta of all that has arrived, where that came in one piece."""
+        arrival = self._pending.pop()
+        self.behind = self.more = False
+        return self._make(arrival, arrival[1].tokens, arrival[1].logprobs, got_ns)
+
+    def _make_of_many(self, got_ns: int) -> Delta | None:
+        """The first of the deltas of what has arrived, up to a turn's share: one for each answer that gained something.
+        The others are then ready."""
+        groups: dict[int, list[Arrival]] = {}
+        for arrival in self._pending[:_TURN]:
+            groups.setdefault(arrival[0], []).append(arrival)
         del self._pending[:_TURN]
-        self._behind = bool(self._pending)
-        if len(pending) == 1:
-            scan_ns = self._take(pending[0][0], pending, got_ns)
-        else:
-            groups: dict[int, list[Arrival]] = {}
-            for item in pending:
-                groups.setdefault(item[0], []).append(item)
-            scan_ns = sum([self._take(index, items, got_ns) for index, items in groups.items()])
-        self._gave_ns = now_ns()
-        if self._unfinished:
-            self._beside.detokenize += self._gave_ns - got_ns - scan_ns
-            self._beside.stop += scan_ns
+        self.behind = bool(self._pending)
+        for arrivals in groups.values():
+            made = self._make(arrivals[-1], *_merged(arrivals), got_ns, arrivals[:-1])
+            if made is not None:
+                self._ready.append(made)
+        made = self._ready.popleft() if self._ready else None
+        self.more = self.behind or bool(self._ready)
+        return made
 
-    def _take(self, index: int, items: list[Arrival], got_ns: int) -> int:
-        """Returns the ns of the search for stop strings."""
+    def _make(
+        self,
+        arrival: Arrival,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs] | None,
+        got_ns: int,
+        before: Sequence[Arrival] = (),
+    ) -> Delta | None:
+        """The delta of these tokens of an answer, which came with ``before`` and at last ``arrival``; None for
+        nothing new."""
+        index, last, ns = arrival
         answer = self._answers[index]
         if answer.finish_reason is not None:
-            return 0  # a stop string ended it while these were on their way
-        for item in items:
-            self._unsettled.append((item, self._came_ns, got_ns))
-            self.prompt_logprobs = item[1].prompt_logprobs or self.prompt_logprobs
-            self.pooled = item[1].pooled or self.pooled
-        last, ns = items[-1][1], items[-1][2]
+            return None  # a stop string ended it while these were on their way
+        for one in before:
+            self._note(one, got_ns)
+        self._note(arrival, got_ns)
         reason = last.finish_reason
         if reason == "error":
             self._fail(failure(last), index)
             reason = None
-        tokens, logprobs = _merged(items)
-        if tokens or reason is not None:
-            made = answer.push(tokens, logprobs, reason, last.stop_reason)
-            self.completion_tokens += len(made.token_ids)
-            self._ready.append(made)
-            if made.finish_reason is not None:
-                self._finish(index, engine_ended=reason is not None, ns=ns, got_ns=got_ns)
-        return answer.scan_ns
+        if not tokens and reason is None:
+            return None
+        made = answer.push(tokens, logprobs, reason, last.stop_reason)
+        self.completion_tokens += len(made.token_ids)
+        if made.finish_reason is not None:
+            self._finish(index, engine_ended=reason is not None, ns=ns, got_ns=got_ns)
+        if answer.scan_ns and self.unfinished:
+            self._beside.stop += answer.scan_ns
+        return made
+
+    def _note(self, arrival: Arrival, got_ns: int) -> None:
+        self._unsettled.append((arrival, self._came_ns, got_ns))
+        delta = arrival[1]
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.pooled is not None:
+            self.pooled = delta.pooled
 
     def _settle(self) -> None:
         """Bring the books up to what the consumer has got."""
-        if self._unsettled:
-            items, self._unsettled = self._unsettled, []
-            for (index, delta, ns), came_ns, got_ns in items:
-                self._times[index].note(delta, ns, came_ns, got_ns)
-                self._observe(index, delta, ns, got_ns)
-
-    def _observe(self, index: int, delta: RequestDelta, ns: int, got_ns: int) -> None:
-        count = len(delta.tokens)
-        if not count:
-            return
-        before = self._last_ns[index]
-        self._last_ns[index] = ns
-        if before:
-            self._metrics.token_gap((ns - before) / NS_PER_S)
-        elif self._ttft_ns is None:  # it is the request's, counted once
-            self._ttft_ns = got_ns - self._began_ns
-            self._metrics.first_token(self._ttft_ns / NS_PER_S)
-        for _ in range(count - 1):
-            self._metrics.token_gap(0.0)  # they came together
+        for (index, delta, ns), came_ns, got_ns in self._unsettled:
+            times = self._times[index]
+            before = times.arrived_ns
+            times.note(delta, ns, came_ns, got_ns)
+            count = len(delta.tokens)
+            if before and count:
+                self._note_gap(ns - before)
+            elif count and self._ttft_ns is None:  # it is the request's, counted once
+                self._ttft_ns = got_ns - self._began_ns
+                self._metrics.first_token(self._ttft_ns / NS_PER_S)
+            while count > 1:
+                self._note_gap(0)  # they came together
+                count -= 1
+        self._unsettled.clear()
 
     def _finish(self, index: int, *, engine_ended: bool, ns: int, got_ns: int) -> None:
         """The answer has its last delta: free what it held in the engine, and close the books."""
         self._settle()
-        self._unfinished -= 1
+        self.unfinished -= 1
+        self.ending = self.ending or not self.unfinished
         reason = self._answers[index].finish_reason or ""
         if self._book({index}, "aborted" if reason == "abort" else "finished"):
             self._metrics.finished(reason)
@@ -369,7 +445,7 @@ class Generation:
                     break
         self._times[index].finish(ns, self._came_ns, got_ns, self._answers[index].scan_ns)
         self._final, self.finish_reason = index, self._answers[index].finish_reason
-        if self._unfinished == 0 and self.outcome == "finished" and self._error is None:
+        if self.unfinished == 0 and self.outcome == "finished" and self._error is None:
             # Only whole answers: how soon others ended says nothing about how long answers take.
             self._metrics.request_done((ns - self._began_ns) / NS_PER_S)
 
@@ -383,11 +459,8 @@ class Generation:
         return bool(fresh)
 
 
-def _merged(items: list[Arrival]) -> tuple[list[int], Any]:
+def _merged(items: list[Arrival]) -> tuple[list[int], list[TokenLogprobs] | None]:
     """Tokens and log-probabilities of consecutive deltas of one answer."""
-    first = items[0][1]
-    if len(items) == 1:
-        return first.tokens, first.logprobs
     tokens = [token for _, delta, _ in items for token in delta.tokens]
     if all(delta.logprobs is None for _, delta, _ in items):
         return tokens, None

@@ -35,10 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Who waits for requests. Called where the channel delivers (the event loop, or the reader's thread), so these
-    must only note what came and wake their owner."""
+    """Who waits for requests. Called where the channel delivers (the event loop, or the reader's thread)."""
 
-    def deliver(self, delta: RequestDelta, ns: int) -> None: ...
+    def deliver(self, delta: RequestDelta, ns: int) -> None:
+        """What came at ``ns``. It may be told on here: on an event loop, turns are for that."""
+
+    def keep(self, delta: RequestDelta, ns: int) -> None:
+        """The same, only to be noted: more comes for the same request soon, or `wake`."""
+
+    def wake(self) -> None:
+        """What was kept is to be seen to, in the owner's own time."""
 
     def refuse(self, refusal: Refused) -> None: ...
 
@@ -85,7 +91,7 @@ class EngineLink:
         self._parting: dict[int, Leaver] = {}  # aborted, and the engine's last word has not come
         self._fresh: set[int] = set()  # live requests that have got nothing yet
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._later: deque[RequestDelta] = deque()  # on a loop: arrived at _later_ns, their callers not woken yet
+        self._later: deque[RequestDelta] = deque()  # on a loop: arrived at _later_ns, and not delivered yet
         self._later_ns = 0
         self._turn_due = False
         self._outbox: list[EngineRequest] = []  # on a loop: of this turn, not sent yet
@@ -192,7 +198,8 @@ class EngineLink:
         """
         if self.error is not None:
             return
-        self._deliver_later(len(self._later))
+        for sink in self._keep_later().values():
+            sink.wake()
         self.error = EngineDead(f"the engine stopped: {why}", None if asked else self.back_in_s())
         unasked = self.ready.done() and not asked  # it had started
         if unasked:
@@ -212,10 +219,13 @@ class EngineLink:
         self.on_idle()
 
     def _on_message(self, message: FromEngine) -> None:
-        self._deliver_later(len(self._later))  # what came before goes before
+        kept = self._keep_later()  # what came before goes before
         if isinstance(message, StepOutputs):
-            self._on_step(message)
-        elif isinstance(message, Refused):
+            self._on_step(message, kept)
+            return
+        for waiting in kept.values():
+            waiting.wake()
+        if isinstance(message, Refused):
             if self.flight is not None:
                 self.flight.refused(message.id, message.code)
             sink = self._drop(message.id)
@@ -232,7 +242,7 @@ class EngineLink:
         elif isinstance(message, Failed):
             self.fail(message.message, _refusal(message))
 
-    def _on_step(self, step: StepOutputs) -> None:
+    def _on_step(self, step: StepOutputs, kept: dict[int, Sink]) -> None:
         self.stats = step.stats
         if step.kv is not None:
             self.kv = step.kv
@@ -246,13 +256,20 @@ class EngineLink:
             logger.exception("what the engine says of itself could not be kept")
         ns = now_ns()
         deltas = step.deltas
+        if kept:  # whoever has waited since the step before goes first, or the last in the order would never be served
+            deltas = sorted(deltas, key=lambda delta: delta.id not in kept)
+            for delta in deltas:
+                kept.pop(delta.id, None)
+            for sink in kept.values():
+                sink.wake()
         firsts = [delta for delta in deltas if delta.id in self._fresh] if self._fresh else []
         if firsts:
             # A first token is awaited most: it goes before the next tokens of streams that flow already.
             deltas = firsts + [delta for delta in deltas if delta.id not in self._fresh]
             self._fresh.difference_update([delta.id for delta in firsts])
         if self._loop is None:
-            self._deliver(deltas, ns)
+            for delta in deltas:
+                self._deliver(delta, ns)
         else:
             self._later.extend(deltas)
             self._later_ns = ns
@@ -262,33 +279,46 @@ class EngineLink:
             self.flight.told(step, ns)
 
     def _turn(self) -> None:
-        """Wake one caller, and the next in a later turn of the loop. A turn costs little more than a microsecond, and
-        a token some forty (most of it the kernel's): so a first token is written before others are even looked at,
+        """Deliver one, and the next in a later turn of the loop. A turn costs little more than a microsecond, and
+        a token some thirty (most of it the kernel's): so a first token is written before others are even looked at,
         and a new request waits for one token of somebody else's, not for those of a whole step."""
-        self._deliver_later(1)
-        self._turn_due = bool(self._later)
-        if self._turn_due and self._loop is not None:
+        later = self._later
+        if later:
+            self._deliver(later.popleft(), self._later_ns)
+        self._turn_due = bool(later)
+        if later and self._loop is not None:
             self._loop.call_soon(self._turn)
 
-    def _deliver_later(self, count: int) -> None:
-        """Deliver up to ``count`` of the deltas that wait for their turn."""
-        if self._later:
-            self._deliver([self._later.popleft() for _ in range(min(count, len(self._later)))], self._later_ns)
+    def _keep_later(self) -> dict[int, Sink]:
+        """The engine says more before all of the last step was delivered: those whose turn has not come, by their
+        requests, keep what they have not got, and get it with what comes now."""
+        kept: dict[int, Sink] = {}
+        while self._later:
+            delta = self._later.popleft()
+            sink = self._sinks.get(delta.id)
+            if sink is not None:
+                if delta.finish_reason is not None:
+                    del self._sinks[delta.id]
+                sink.keep(delta, self._later_ns)
+                kept[delta.id] = sink
+            if delta.finish_reason is not None:
+                self._ended(delta, sink)
+        return kept
 
-    def _deliver(self, deltas: list[RequestDelta], ns: int) -> None:
-        ended = False
-        for delta in deltas:
-            if delta.finish_reason is None:
-                sink = self._sinks.get(delta.id)
-            else:
-                sink = self._sinks.pop(delta.id, None)
-                ended = True
-                if sink is None:
-                    self._part(delta.id, delta)
-            if sink is not None:  # else it was aborted here while this was on its way
-                sink.deliver(delta, ns)
-        if ended:
-            self._after_end()
+    def _deliver(self, delta: RequestDelta, ns: int) -> None:
+        sink = self._sinks.get(delta.id)
+        if sink is not None:
+            if delta.finish_reason is not None:
+                del self._sinks[delta.id]
+            sink.deliver(delta, ns)
+        if delta.finish_reason is not None:
+            self._ended(delta, sink)
+
+    def _ended(self, last: RequestDelta, sink: Sink | None) -> None:
+        """``sink`` is None when it was aborted here while this was on its way."""
+        if sink is None:
+            self._part(last.id, last)
+        self._after_end()
 
     def _part(self, request_id: int, last: RequestDelta | None) -> None:
         leaver = self._parting.pop(request_id, None)

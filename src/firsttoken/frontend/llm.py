@@ -343,6 +343,11 @@ class _Batch:
     def deliver(self, delta: RequestDelta, ns: int) -> None:
         self._arrivals.put((delta, ns))
 
+    keep = deliver
+
+    def wake(self) -> None:
+        """The caller's thread waits for arrivals itself."""
+
     def refuse(self, refusal: Refused) -> None:
         self._arrivals.put(refusal)
 

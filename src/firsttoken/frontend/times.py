@@ -17,8 +17,9 @@ from firsttoken.transport.messages import RequestDelta
 
 @dataclass(slots=True)
 class Beside:
-    """Work on a request's text, in ns, that was done while its answers went on: it has delayed nothing. ``write`` is
-    all that the consumer did with his pieces: as a rule, to write them to a socket."""
+    """Work on a request's text, in ns, that was done while its answers went on: it has delayed nothing. ``stop`` is the
+    part of ``detokenize`` that went into the search for stop strings, ``write`` all that the consumer did with his
+    pieces: as a rule, to write them to a socket."""
 
     detokenize: int = 0
     stop: int = 0
@@ -29,11 +30,12 @@ class RequestTimes:
     """Collects from the deltas of one answer. Times are ns of the one clock (`core.clock`)."""
 
     __slots__ = (
-        "_arrived_ns",
         "_engine",
         "_found",
+        "_got_ns",
         "_sent",
         "_worst_ns",
+        "arrived_ns",
         "beside",
         "cached_tokens",
         "preemptions",
@@ -51,7 +53,7 @@ class RequestTimes:
         self.token_times = array("q")  # when the consumer got each token
         self.worst: Gap | None = None  # the largest of its gaps
         self._worst_ns = 0
-        self._arrived_ns = 0  # of the latest tokens
+        self.arrived_ns = self._got_ns = 0  # when the latest tokens came to this process, and to the consumer
         self.stop_ns = 0
         self._sent = timeline.stamps()
         self._engine: list[tuple[int, int]] = []
@@ -70,11 +72,11 @@ class RequestTimes:
             self._take_counts(delta)
         if delta.tokens:
             got_ns = got_ns or arrived_ns
-            times = self.token_times
-            if times and got_ns - times[-1] > self._worst_ns:
-                self._worst_ns = got_ns - times[-1]
-                self.worst = Gap(len(times), self._arrived_ns, times[-1], arrived_ns, came_ns, got_ns)
-            self._arrived_ns = arrived_ns
+            last_ns, times = self._got_ns, self.token_times
+            if last_ns and got_ns - last_ns > self._worst_ns:
+                self._worst_ns = got_ns - last_ns
+                self.worst = Gap(len(times), self.arrived_ns, last_ns, arrived_ns, came_ns, got_ns)
+            self._got_ns, self.arrived_ns = got_ns, arrived_ns
             for _ in delta.tokens:
                 times.append(got_ns)
 
@@ -128,7 +130,11 @@ class RequestTimes:
             prefill_steps=spent.prefill_steps if spent is not None else 0,
             decode_steps=self._decode_steps(),
             stop_ns=self.stop_ns,
-            overlapped_ns={"detokenize": beside.detokenize, "stop": beside.stop, "write": beside.write},
+            overlapped_ns={
+                "detokenize": beside.detokenize - beside.stop,
+                "stop": beside.stop,
+                "write": beside.write,
+            },
             token_times=self.token_times,
             worst_gap=worst_gap,
         )

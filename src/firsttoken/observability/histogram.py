@@ -6,10 +6,11 @@ A scrape in another thread sees each histogram as it was at one moment; what is 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 
 class Histogram:
@@ -22,16 +23,16 @@ class Histogram:
         self.counts = [0] * (len(edges) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._edges, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self._edges, value)] += times
+        self.total += value * times
 
     @property
     def edges(self) -> Sequence[float]:
         return self._edges
 
 
-class Histograms:
+class Histograms(Collector):
     """The histograms of one metric, by the values of its labels."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], edges: Iterable[float]) -> None:
@@ -50,6 +51,9 @@ class Histograms:
 
     def items(self) -> list[tuple[tuple[str, ...], Histogram]]:
         return list(self._by_labels.items())
+
+    def collect(self) -> Iterator[Metric]:
+        yield self.family()
 
     def family(self) -> Metric:
         """As Prometheus reads it."""

@@ -83,18 +83,9 @@ class SlidingPercentiles(SlidingCounts):
 
     __slots__ = ()
 
-    def observe(self, seconds: float) -> None:
-        # `add`, written out: this is called for each token of each stream.
+    def observe(self, seconds: float, times: int = 1) -> None:
         us = seconds * _US_PER_S
-        bucket = int(log2(us) * PER_OCTAVE) if us > 1.0 else 0
-        second = now_ns() // NS_PER_S
-        if second != self._second:
-            self._turn(second)
-        counts = self._counts
-        if bucket in counts:
-            counts[bucket] += 1
-        else:
-            counts[bucket] = 1
+        self.add(int(log2(us) * PER_OCTAVE) if us > 1.0 else 0, times)
 
     def percentiles_ms(self) -> dict[str, Any]:
         """``{"count", "p50", "p90", "p95", "p99"}``; the percentiles are None of nothing."""

@@ -2,8 +2,8 @@
 
 What the engine knows comes with its latest `EngineStats` and is read at scrape time, so a scrape never touches the
 engine, and gauges follow the heartbeats even when no request arrives any more. What callers feel is observed by the
-front end, a fraction of a microsecond a token; `request_metrics` observes requests once they have ended, `step_metrics`
-the engine's records of its steps, and `vllm_metrics` gives what vLLM knows too under vLLM's names.
+front end, gaps between tokens a step at a time; `request_metrics` observes requests once they have ended,
+`step_metrics` the engine's records of its steps, and `vllm_metrics` gives what vLLM knows too under vLLM's names.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.outcome import Outcome
 from firsttoken.core.service import CLASS_NAMES
 from firsttoken.core.step_record import StepRecord
+from firsttoken.observability.histogram import Histograms
 from firsttoken.observability.kv_metrics import kv_families
 from firsttoken.observability.live import ClassWindow, LiveWindows
 from firsttoken.observability.request_metrics import RequestMetrics
 from firsttoken.observability.self_check import self_check_families
 from firsttoken.observability.step_metrics import StepMetrics
+from firsttoken.observability.token_gaps import TokenGaps
 from firsttoken.observability.totals import Totals
 from firsttoken.observability.vllm_metrics import VLLMCollector
 from firsttoken.transport.kv_report import KVReport
@@ -85,22 +87,21 @@ class EngineCollector(Collector):
 class ClassMetrics:
     """The series of one service class; made by `FrontendMetrics`."""
 
-    __slots__ = ("_ended", "_finished", "_window", "first_token", "request_done", "started", "token_gap")
+    __slots__ = ("_ended", "_finished", "_window", "first_token", "gaps", "request_done", "started")
 
     def __init__(
         self,
         name: str,
         ttft: Histogram,
-        itl: Histogram,
+        itl: Histograms,
         e2e: Histogram,
         started: Counter,
         ended: Counter,
         finished: Counter,
         window: ClassWindow,
     ) -> None:
-        # Bound once: these are called for every token of every stream.
+        self.gaps = TokenGaps(itl.of(name), window)
         self.first_token = _both(ttft.labels(name).observe, window.ttft.observe)  # (seconds)
-        self.token_gap = _both(itl.labels(name).observe, window.itl.observe)  # (seconds)
         self.request_done = _both(e2e.labels(name).observe, window.e2e.observe)  # (seconds)
         # Counts answers that are asked of the engine. Each is to be told to `ended` once.
         self.started = started.labels(name).inc
@@ -111,6 +112,7 @@ class ClassMetrics:
     def ended(self, outcome: Outcome, answers: int = 1) -> None:
         """Count answers as their callers saw them end, which the engine cannot know: it aborts an answer that a stop
         string finished, and tells nothing any more once it is dead."""
+        self.gaps.count()
         self._ended[outcome].inc(answers)
         self._window.ended(outcome, answers)
 
@@ -140,7 +142,10 @@ class FrontendMetrics:
         ttft = self._histogram(
             "time_to_first_token", "From the request's arrival to its first token", TTFT_BUCKETS, _BY_CLASS
         )
-        itl = self._histogram("inter_token_latency", "Gap between two tokens of a request", ITL_BUCKETS, _BY_CLASS)
+        itl = Histograms(
+            "firsttoken_inter_token_latency_seconds", "Gap between two tokens of a request (s)", _BY_CLASS, ITL_BUCKETS
+        )
+        self.registry.register(itl)
         e2e = self._histogram(
             "request_duration", "From the request's arrival to its last token", E2E_BUCKETS, _BY_CLASS
         )
@@ -220,6 +225,8 @@ class FrontendMetrics:
     def update(self, stats: EngineStats) -> None:
         """Take over the engine's latest numbers (with every step, and with heartbeats when idle)."""
         self._engine.totals.update(stats)
+        for one in self._classes:
+            one.gaps.count()
 
     def take_steps(self, records: Sequence[StepRecord]) -> None:
         """Take the engine's records of its steps over, each once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,9 @@ RECEIVED_NS = "firsttoken.received_ns"
 BODY_READ = "firsttoken.body_read"
 # The key in an ASGI scope of a function that takes what to call when the caller leaves, where the server has one.
 WATCH = "firsttoken.watch"
+# The key in an ASGI scope of a function that writes a piece of the body at once, and returns what is to be awaited
+# before more is sent, if anything, where the server has one.
+WRITE = "firsttoken.write"
 MAX_ID_CHARS = 128
 # How long the next piece of a body may take, and how many bytes a second must come where the whole takes longer.
 BODY_STALL_S = 75.0
@@ -86,6 +89,7 @@ class Call:
         "_send",
         "_task",
         "_watcher",
+        "_write",
         "complete",
         "content",
         "dialect",
@@ -118,6 +122,7 @@ class Call:
         self.ended: str | None = None  # why the call was cancelled: "gone" or "stopping"
         self._receive = receive
         self._send = send
+        self._write: Callable[[bytes], Coroutine[Any, Any, None] | None] = scope.get(WRITE) or self._send_piece
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -284,6 +289,16 @@ class Call:
         while not whole:
             data, whole = await asyncio.to_thread(_joined, pieces, _PIECES)
             await self.write(data, last=last and whole)
+
+    def put(self, data: bytes) -> Coroutine[Any, Any, None] | None:
+        """As `write`, of a piece that is not the last, from where nothing can be awaited: what is returned, if
+        anything, is to be awaited before more is written."""
+        if self.content is not None:
+            self.content.told(data)
+        return self._write(data)
+
+    async def _send_piece(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def fail(self, error: ApiError) -> None:
         """Plain JSON when nothing was sent yet; else one error event, and the stream ends."""

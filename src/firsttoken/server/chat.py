@@ -10,7 +10,7 @@ from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call, unique_id
 from firsttoken.server.chat_answers import ChatStream, Message
 from firsttoken.server.chat_ask import chat_ask
-from firsttoken.server.conversation import Conversation, open_conversation
+from firsttoken.server.conversation import Conversation, Said, open_conversation
 from firsttoken.server.decode import RequestDecoder, decode_messages, off_loop
 from firsttoken.server.encode import ChunkWriter, TokenNames, chat_text_choice, in_pieces, usage
 from firsttoken.server.prompt_logprobs import told
@@ -88,23 +88,26 @@ class ChatRoute:
             usage_always=bool(options and options.continuous_usage_stats),
         )
         names = self._names[bool(job.request.return_tokens_as_token_ids)]
-        stream = ChatStream(writer, job.conversation, names, token_ids=bool(job.request.return_token_ids))
+        stream = ChatStream(
+            writer, job.conversation, names, token_ids=bool(job.request.return_token_ids), usage=job.usage
+        )
         unfinished = job.conversation.params.n
-        # Headers wait for the first delta: until then a failure is a plain status, and both go out together.
-        async for said in job.conversation.said():
+
+        async def edge(said: Said) -> None:
+            nonlocal unfinished
+            # Headers wait for the first delta: until then a failure is a plain status, and both go out together.
             if not call.started:
                 await call.start_stream()
-            if plain := stream.plain(said):
-                await call.write(plain)
-                continue
             if said.finish_reason is not None:
                 unfinished -= 1
             timings = job.timings() if unfinished == 0 else None
-            events = stream.events(said, job.usage, timings)
+            events = stream.events(said, timings)
             if unfinished == 0:
                 events += writer.last(job.usage(), timings)
             if events:
                 await call.write(events, last=unfinished == 0)
+
+        await job.conversation.write(call, stream.middle, edge)
 
     # ------------------------------------------------------------------ whole answer
 
@@ -112,8 +115,7 @@ class ChatRoute:
         conversation, names = job.conversation, self._names[bool(job.request.return_tokens_as_token_ids)]
         token_ids = bool(job.request.return_token_ids)
         answers = [Message(index, conversation, names, token_ids=token_ids) for index in range(conversation.params.n)]
-        async for said in conversation.said():
-            answers[said.delta.index].add(said)
+        await conversation.read(lambda said: answers[said.delta.index].add(said))
         timings = job.timings()
         body: dict[str, Any] = {
             "id": call.response_id,

@@ -29,35 +29,47 @@ NOTHING = b"{}"
 
 
 class ChatStream:
-    """The chunks of one streaming answer, ``n`` choices side by side. ``token_ids``: each chunk has its own."""
+    """The chunks of one streaming answer, ``n`` choices side by side. ``token_ids``: each chunk has its own. ``usage``
+    tells what was used so far."""
 
-    def __init__(self, writer: ChunkWriter, conversation: Conversation, names: TokenNames, *, token_ids: bool) -> None:
+    def __init__(
+        self,
+        writer: ChunkWriter,
+        conversation: Conversation,
+        names: TokenNames,
+        *,
+        token_ids: bool,
+        usage: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._usage = usage
         self._writer = writer
         self._prompt = conversation.prompt
         self._names = names
         self._top = conversation.params.logprobs
         self._token_ids = token_ids
-        self._begun: set[int] = set()
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # of each that has begun, around a text
         self._simple = not (token_ids or writer.usage_always or self._top is not None)
 
-    def plain(self, said: Said) -> bytes:
-        """The chunk where there is nothing to tell but a text, as nearly always; else b""."""
-        index = said.delta.index
-        if not self._simple or said.finish_reason is not None or len(said.pieces) != 1 or index not in self._begun:
-            return b""
-        piece = said.pieces[0]
-        return self._writer.plain(index, piece.text) if type(piece) is Content else b""
+    def middle(self, said: Said) -> bytes | None:
+        """The chunks for what neither begins nor ends an answer; else None."""
+        frame = self._frames.get(said.delta.index)
+        if frame is None or said.finish_reason is not None:
+            return None
+        pieces = said.pieces
+        if self._simple and len(pieces) == 1 and type(pieces[0]) is Content:  # nearly always
+            return frame[0] + to_json(pieces[0].text) + frame[1]
+        return self.events(said)
 
-    def events(self, said: Said, usage: Callable[[], dict[str, Any]], timings: dict[str, Any] | None) -> bytes:
+    def events(self, said: Said, timings: dict[str, Any] | None = None) -> bytes:
         """The chunks for ``said``, b"" for none; ``timings`` come with the last answer's end."""
         delta, writer = said.delta, self._writer
-        used = usage() if writer.usage_always else None
+        used = self._usage() if writer.usage_always else None
         events = b""
-        if delta.index not in self._begun:
+        if delta.index not in self._frames:
             extra = b""
-            if self._token_ids and not self._begun:
+            if self._token_ids and not self._frames:
                 extra = b',"prompt_token_ids":' + to_json(self._prompt.tolist())
-            self._begun.add(delta.index)
+            self._frames[delta.index] = writer.frame(delta.index)
             events += writer.event(chat_choice(delta.index, ROLE, more=extra), used)
         shown = [_encoded(piece) for piece in said.pieces]
         if not shown and delta.token_ids and (self._token_ids or self._top is not None):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import chain
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.bad_words import spelt
+from firsttoken.frontend.flow import Rest, Source, flow
 from firsttoken.frontend.prompts import cut_as_asked
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call, unique_id
@@ -39,7 +39,7 @@ from firsttoken.server.sampling import completion_params, whole
 from firsttoken.server.schema import CompletionRequest
 from firsttoken.server.service import agree
 from firsttoken.server.state import AppState
-from firsttoken.server.streaming import check_stream_options, deltas, naming
+from firsttoken.server.streaming import check_stream_options, check_whole, naming, source
 from firsttoken.server.structured import grammar_field
 
 if TYPE_CHECKING:
@@ -254,19 +254,35 @@ class CompletionRoute:
             usage_always=bool(options and options.continuous_usage_stats),
         )
         unfinished = len(job.answers)
-        async with aclosing(_merged(job.parts)) as stream:
-            async for part, delta in stream:
-                # Headers wait for the first delta: until then a failure is a plain status.
-                if not call.started:
-                    await call.start_stream()
-                unfinished -= delta.finish_reason is not None
-                timings = _last(call).timings() if unfinished == 0 and job.request.timings else None
-                event = self._event(writer, job, part, delta, timings)
-                end = writer.last(job.usage(), timings) if unfinished == 0 else b""
-                if not isinstance(event, bytes):
-                    await call.write_pieces(chain(event, (end,)), last=unfinished == 0)
-                elif event or end:
-                    await call.write(event + end, last=unfinished == 0)
+        frames = [writer.frame(index) for index in range(len(job.answers))]
+        simple = not (writer.usage_always or job.request.return_token_ids or job.params.logprobs is not None)
+
+        async def edge(part: _Part, delta: Delta) -> None:
+            nonlocal unfinished
+            # Headers wait for the first delta: until then a failure is a plain status.
+            if not call.started:
+                await call.start_stream()
+            unfinished -= delta.finish_reason is not None
+            timings = _last(call).timings() if unfinished == 0 and job.request.timings else None
+            event = self._event(writer, job, part, delta, timings)
+            end = writer.last(job.usage(), timings) if unfinished == 0 else b""
+            if not isinstance(event, bytes):
+                await call.write_pieces(chain(event, (end,)), last=unfinished == 0)
+            elif event or end:
+                await call.write(event + end, last=unfinished == 0)
+
+        def tell(part: _Part, delta: Delta) -> Rest:
+            index = part.base + delta.index
+            if not job.answers[index].begun or delta.finish_reason is not None:
+                return edge(part, delta)
+            if simple:  # nearly always
+                before, after = frames[index]
+                return call.put(before + to_json(delta.text) + after) if delta.text else None
+            event = self._event(writer, job, part, delta, None)
+            assert isinstance(event, bytes), "what is longer comes with the first"
+            return call.put(event) if event else None
+
+        await _flow(job, tell)
 
     def _event(
         self, writer: ChunkWriter, job: CompletionJob, part: _Part, delta: Delta, timings: dict[str, Any] | None
@@ -295,18 +311,19 @@ class CompletionRoute:
         return pieces if first and job.request.echo else b"".join(pieces)
 
     async def _whole(self, call: Call, job: CompletionJob) -> None:
-        async with aclosing(_merged(job.parts)) as stream:
-            async for part, delta in stream:
-                answer = job.answers[part.base + delta.index]
-                text, offset = self._take(part, answer, delta)
-                answer.text.write(text)
-                if job.request.return_token_ids:
-                    answer.token_ids.extend(delta.token_ids)
-                if job.params.logprobs is not None:
-                    if answer.logprobs is None:
-                        answer.logprobs = KeptLogprobs(job.params.logprobs)
-                    answer.logprobs.add(delta.token_ids, delta.logprobs or ())
-                    answer.offsets.extend(part.names.offsets(delta.token_ids, offset))
+        def take(part: _Part, delta: Delta) -> None:
+            answer = job.answers[part.base + delta.index]
+            text, offset = self._take(part, answer, delta)
+            answer.text.write(text)
+            if job.request.return_token_ids:
+                answer.token_ids.extend(delta.token_ids)
+            if job.params.logprobs is not None:
+                if answer.logprobs is None:
+                    answer.logprobs = KeptLogprobs(job.params.logprobs)
+                answer.logprobs.add(delta.token_ids, delta.logprobs or ())
+                answer.offsets.extend(part.names.offsets(delta.token_ids, offset))
+
+        await _flow(job, take)
         timings = _last(call).timings() if job.request.timings else None
         body: dict[str, Any] = {
             "id": call.response_id,
@@ -349,33 +366,15 @@ def _last(call: Call) -> Generation:
     return last
 
 
-async def _merged(parts: list[_Part]) -> AsyncGenerator[tuple[_Part, Delta]]:
-    """The deltas of all prompts as they come; the first error ends it."""
-    if len(parts) == 1:
-        async for delta in deltas(parts[0].generation, prompt_field=parts[0].name, grammar_field=parts[0].held):
-            yield parts[0], delta
-        return
-    queue: asyncio.Queue[tuple[_Part, Delta] | Exception | None] = asyncio.Queue()
-    tasks = [asyncio.create_task(_feed(part, queue)) for part in parts]
-    try:
-        running = len(parts)
-        while running:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
+async def _flow(job: CompletionJob, tell: Callable[[_Part, Delta], Rest]) -> None:
+    """Give the deltas of all prompts to ``tell`` as they come; the first error ends it."""
+    await flow(*[_source(part, tell) for part in job.parts])
 
 
-async def _feed(part: _Part, queue: asyncio.Queue[tuple[_Part, Delta] | Exception | None]) -> None:
-    try:
-        async for delta in deltas(part.generation, prompt_field=part.name, grammar_field=part.held):
-            queue.put_nowait((part, delta))
-        queue.put_nowait(None)
-    except Exception as error:
-        queue.put_nowait(error)
+def _source(part: _Part, tell: Callable[[_Part, Delta], Rest]) -> Source:
+    def checked(delta: Delta) -> Rest:
+        if delta.finish_reason is not None:
+            check_whole(delta)
+        return tell(part, delta)
+
+    return source(part.generation, checked, prompt_field=part.name, grammar_field=part.held)

@@ -4,7 +4,7 @@ it decode their own requests into an `Ask`, and write the pieces in their own sh
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms
 from firsttoken.core.timeline import Mark
 from firsttoken.frontend.bad_words import spelt
+from firsttoken.frontend.flow import Rest, Tell, flow
 from firsttoken.frontend.prompts import cut_as_asked
 from firsttoken.server.call import Call
 from firsttoken.server.constraint import constrain
@@ -22,7 +23,7 @@ from firsttoken.server.cost import allow
 from firsttoken.server.errors import bad_request
 from firsttoken.server.readers import AnswerReaders
 from firsttoken.server.state import AppState
-from firsttoken.server.streaming import deltas, named
+from firsttoken.server.streaming import check_whole, named, source
 from firsttoken.server.tools import ToolUse
 from firsttoken.text.messages import content_text
 from firsttoken.text.pieces import Content, Piece, Reasoning
@@ -53,7 +54,7 @@ class Ask:
     """What errors call that which ``params.grammar`` was made of."""
 
 
-class Said(msgspec.Struct):
+class Said(msgspec.Struct, gc=False):
     """What is new in an answer: its pieces, and the tokens that they were made of, which need not be as many.
 
     ``finish_reason`` is there with the answer's last: "stop", "length", or "tool_calls" where it called tools.
@@ -83,18 +84,49 @@ class Conversation:
         """Of all answers so far; None for a model that does not reason."""
         return None if self.readers is None else self.readers.reasoning_tokens
 
-    async def said(self) -> AsyncIterator[Said]:
-        """The answers as they come, those of ``params.n`` side by side. Raises what `streaming.deltas` raises."""
-        echo = dict.fromkeys(range(self.params.n), self.ask.echo) if self.ask.echo else {}
+    async def read(self, take: Callable[[Said], None]) -> None:
+        """Give what is said to ``take`` as it comes, the answers of ``params.n`` side by side. Raises `ApiError` for an
+        answer that the server ended, and what `frontend.flow` raises."""
+        await self._flow(take)
+
+    async def write(
+        self, call: Call, middle: Callable[[Said], bytes | None], edge: Callable[[Said], Coroutine[Any, Any, None]]
+    ) -> None:
+        """The same to the caller. ``middle`` encodes what is said when an answer has begun and does not end yet, and
+        gives None for the rest, which ``edge`` is then to write. Raises what `read` raises."""
+
+        def tell(said: Said) -> Rest:
+            events = middle(said)
+            if events is None:
+                return edge(said)
+            return call.put(events) if events else None
+
+        await self._flow(tell)
+
+    async def _flow(self, tell: Callable[[Said], Rest]) -> None:
         # What holds them was made of the tools, where nothing else was asked for.
         held = self.ask.grammar_field or ("tools" if self.ask.tools is not None else None)
-        async for delta in deltas(self.generation, prompt_field=self.ask.param, grammar_field=held):
-            said = self._said(delta)
-            if echo and (text := echo.pop(delta.index, "")):
-                said.pieces = (Content(text), *said.pieces)
-            yield said
+        await flow(source(self.generation, self._telling(tell), prompt_field=self.ask.param, grammar_field=held))
 
-    def _said(self, delta: Delta) -> Said:
+    def _telling(self, tell: Callable[[Said], Rest]) -> Tell:
+        echo = dict.fromkeys(range(self.params.n), self.ask.echo) if self.ask.echo else {}
+
+        def content(delta: Delta) -> Rest:
+            if delta.finish_reason is not None:
+                check_whole(delta)
+            return tell(Said(delta, (Content(delta.text),) if delta.text else (), delta.finish_reason))
+
+        def pieces(delta: Delta) -> Rest:
+            if delta.finish_reason is not None:
+                check_whole(delta)
+            said = self._read(delta)
+            if text := echo.pop(delta.index, ""):
+                said.pieces = (Content(text), *said.pieces)
+            return tell(said)
+
+        return content if self.readers is None and not echo else pieces
+
+    def _read(self, delta: Delta) -> Said:
         if self.readers is None:
             return Said(delta, (Content(delta.text),) if delta.text else (), delta.finish_reason)
         pieces, finish_reason = self.readers.read(delta)

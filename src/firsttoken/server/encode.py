@@ -78,7 +78,6 @@ class ChunkWriter:
         usage_always: bool = False,
     ) -> None:
         self._text_choice = text_choice
-        self._frames: dict[int, tuple[bytes, bytes]] = {}
         fixed = to_json({"id": id_, "object": kind, "created": created, "model": model, "service_tier": service_tier})
         self._head = b"data: " + fixed[:-1] + b',"choices":['
         self._usage_last = usage_last
@@ -95,15 +94,9 @@ class ChunkWriter:
             return self._head + choice + b'],"usage":' + to_json(used) + b"}\n\n"
         return self._head + choice + self._tail
 
-    def plain(self, index: int, text: str) -> bytes:
-        """A chunk with nothing but text in it, which nearly all chunks are; not for ``usage_always``."""
-        frame = self._frames.get(index)
-        if frame is None:
-            frame = self._frames[index] = self._frame(index)
-        return frame[0] + to_json(text) + frame[1]
-
-    def _frame(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text in a plain chunk of the choice ``index``."""
+    def frame(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the encoded text in a chunk with nothing else in it, which nearly all chunks
+        are, of the choice ``index``; not for ``usage_always``."""
         before, _, after = self.event(self._text_choice(index, b"\0")).partition(b"\0")
         return before, after
 

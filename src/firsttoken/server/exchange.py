@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
@@ -41,6 +41,7 @@ class Exchange:
         "_flow",
         "_given",
         "_head",
+        "_in_chunks",
         "_left",
         "_on_leave",
         "_on_response",
@@ -81,6 +82,7 @@ class Exchange:
         self._given = False  # `receive` has given the end of the body
         self._head = b""  # of the answer, while it waits for the first bytes of the body
         self._chunked = False
+        self._in_chunks = False  # the head and a piece of a body in chunks have gone out, and more is to come
         self._left = 0  # bytes that the declared length still allows
         self._on_leave: Callable[[], object] | None = None
         self._on_response = on_response
@@ -150,6 +152,19 @@ class Exchange:
         else:
             self._start(message["status"], message.get("headers", ()))
 
+    def write(self, body: bytes) -> Coroutine[Any, Any, None] | None:
+        """A piece of the body that is not the last, at once. What is returned, if anything, is to be awaited before
+        more is sent: the caller has yet to read what he was sent. Raises RuntimeError as `send` does."""
+        if not body or self.disconnected:
+            return None
+        if self._in_chunks:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        elif self.response_complete or not self.response_started:
+            raise RuntimeError("the application wrote a piece of the body out of its order")
+        else:
+            self._write(body, last=False)
+        return self._flow.drain() if self._flow.write_paused else None
+
     # ----------------------------------------------------------------------- inside
 
     def _start(self, status: int, headers: Any) -> None:
@@ -185,6 +200,7 @@ class Exchange:
         elif self._chunked:
             data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             self._flush(data + _LAST_CHUNK if last else data)
+            self._in_chunks = not last
         else:
             self._left -= len(body)
             if self._left < 0 or (last and self._left):

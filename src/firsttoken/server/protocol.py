@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from firsttoken.core.clock import now_ns
 from firsttoken.server.access import log_unreadable
-from firsttoken.server.call import BODY_READ, RECEIVED_NS, WATCH
+from firsttoken.server.call import BODY_READ, RECEIVED_NS, WATCH, WRITE
 from firsttoken.server.connections import Connections
 from firsttoken.server.errors import ApiError
 from firsttoken.server.exchange import Exchange
@@ -206,6 +206,7 @@ class Protocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         exchange.scope[WATCH] = exchange.watch
+        exchange.scope[WRITE] = exchange.write
         self.cycle = exchange  # type: ignore[assignment]  # as much of a cycle as uvicorn needs
         self._calls = (*self._unfinished(), exchange)
         if before is None or before.response_complete:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from firsttoken.core.errors import InvalidRequest
@@ -12,6 +12,7 @@ from firsttoken.server.refusals import refuse_unimplemented, refused_fields
 from firsttoken.server.schema import GenerationRequest, StreamOptions
 
 if TYPE_CHECKING:
+    from firsttoken.frontend.flow import Source, Tell
     from firsttoken.frontend.generation import Delta, Generation
 
 _REFUSED = refused_fields(StreamOptions)
@@ -27,20 +28,21 @@ def check_stream_options(request: GenerationRequest) -> None:
     refuse_unimplemented(options, _REFUSED, "stream_options.")
 
 
-async def deltas(
-    generation: Generation, *, prompt_field: str, grammar_field: str | None = None
-) -> AsyncIterator[Delta]:
-    """The generation's deltas. A refusal that arrives late names the caller's fields, and an answer that the server
-    itself ended is an error, not a short answer."""
-    try:
-        async for delta in generation:
-            if delta.finish_reason == "abort":
-                raise unavailable("The server ended the request before it was complete.", "request_aborted", "aborted")
-            yield delta
-    except InvalidRequest as error:
+def source(generation: Generation, tell: Tell, *, prompt_field: str, grammar_field: str | None = None) -> Source:
+    """For `frontend.flow`: a refusal that arrives late names the caller's fields."""
+
+    def renamed(error: InvalidRequest) -> InvalidRequest:
         if error.param == "grammar" and grammar_field is not None:
-            raise InvalidRequest(error.message, param=grammar_field, code=error.code) from None
-        raise named(error, prompt_field) from None
+            return InvalidRequest(error.message, param=grammar_field, code=error.code)
+        return named(error, prompt_field)
+
+    return generation, tell, renamed
+
+
+def check_whole(last: Delta) -> None:
+    """Of an answer's last delta. Raises `ApiError` where the server itself ended it: that is no short answer."""
+    if last.finish_reason == "abort":
+        raise unavailable("The server ended the request before it was complete.", "request_aborted", "aborted")
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ from typing import Protocol
 import msgspec
 
 
-class Content(msgspec.Struct, frozen=True):
+class Content(msgspec.Struct, frozen=True, gc=False):
     """Text for whoever asked."""
 
     text: str
 
 
-class Reasoning(msgspec.Struct, frozen=True):
+class Reasoning(msgspec.Struct, frozen=True, gc=False):
     """What a model thinks before it answers."""
 
     text: str

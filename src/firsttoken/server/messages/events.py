@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from firsttoken.server.conversation import Said
 from firsttoken.server.encode import to_json
 from firsttoken.server.messages.answer import begins, text_of
 from firsttoken.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
@@ -25,19 +26,24 @@ class MessageEvents:
     """Writes one message."""
 
     def __init__(self) -> None:
+        self._begun = False
         self._index = -1  # of the open block
         self._first: Piece | None = None  # what began it
         self._text = b""  # what stands before its text, for a block of text
 
     def begin(self, message: dict[str, Any]) -> bytes:
         """The events before anything is said; ``message`` is as it is then."""
+        self._begun = True
         return _event("message_start", {"message": message}) + PING
 
-    def plain(self, pieces: Any) -> bytes:
-        """The event where there is nothing but more text of an open block of text, as nearly always; else b""."""
-        if len(pieces) != 1 or type(pieces[0]) is not Content or type(self._first) is not Content:
-            return b""
-        return self._text + to_json(pieces[0].text) + b"}}\n\n"
+    def middle(self, said: Said) -> bytes | None:
+        """The events for what neither begins nor ends a message; else None."""
+        if said.finish_reason is not None or not self._begun:
+            return None
+        pieces = said.pieces
+        if len(pieces) == 1 and type(pieces[0]) is Content and type(self._first) is Content:  # nearly always
+            return self._text + to_json(pieces[0].text) + b"}}\n\n"
+        return self.more(pieces)
 
     def more(self, pieces: Any) -> bytes:
         """The events for what was said."""

@@ -8,7 +8,7 @@ from typing import Any
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call
 from firsttoken.server.chat_ask import chat_ask
-from firsttoken.server.conversation import Conversation, open_conversation, render
+from firsttoken.server.conversation import Conversation, Said, open_conversation, render
 from firsttoken.server.decode import RequestDecoder, off_loop
 from firsttoken.server.encode import to_json
 from firsttoken.server.messages.answer import Blocks, stop_of, usage_of
@@ -108,28 +108,32 @@ class MessagesRoute:
 
     async def _stream(self, call: Call, job: _Job) -> None:
         writer = MessageEvents()
-        # Headers wait for the first delta, as in chat: until then a failure is a plain status.
-        async for said in job.conversation.said():
+
+        async def edge(said: Said) -> None:
             events = b""
+            # Headers wait for the first delta, as in chat: until then a failure is a plain status.
             if not call.started:
                 await call.start_stream()
                 events = writer.begin(job.message([], (None, None)))
-            if said.finish_reason is None:
-                events += writer.plain(said.pieces) or writer.more(said.pieces)
-                if events:
-                    await call.write(events)
-                continue
             events += writer.more(said.pieces)
-            events += writer.end(stop_of(job.conversation, said), job.usage(), job.timings())
-            await call.write(events, last=True)
+            if said.finish_reason is not None:
+                events += writer.end(stop_of(job.conversation, said), job.usage(), job.timings())
+            if events:
+                await call.write(events, last=said.finish_reason is not None)
+
+        await job.conversation.write(call, writer.middle, edge)
 
     async def _whole(self, call: Call, job: _Job) -> None:
         blocks = Blocks()
         stop: tuple[str | None, str | None] = (None, None)
-        async for said in job.conversation.said():
+
+        def add(said: Said) -> None:
+            nonlocal stop
             blocks.add(said.pieces)
             if said.finish_reason is not None:
                 stop = stop_of(job.conversation, said)
+
+        await job.conversation.read(add)
         body = job.message(blocks.shown(), stop)
         timings = job.timings()
         if timings is not None:

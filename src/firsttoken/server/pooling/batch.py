@@ -12,6 +12,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend import vectors
+from firsttoken.frontend.flow import flow
 from firsttoken.frontend.prompts import cut_to_last
 from firsttoken.frontend.vectors import Vector
 from firsttoken.server.call import Call
@@ -21,7 +22,7 @@ from firsttoken.server.pooling.schema import PoolingRequest
 from firsttoken.server.sampling import whole
 from firsttoken.server.service import agree
 from firsttoken.server.state import AppState
-from firsttoken.server.streaming import deltas, naming
+from firsttoken.server.streaming import check_whole, naming, source
 
 if TYPE_CHECKING:
     from firsttoken.frontend.generation import Generation
@@ -112,8 +113,7 @@ class PoolingBatch:
             )
         call.generations.append(generation)
         try:
-            async for _ in deltas(generation, prompt_field=name):
-                pass
+            await flow(source(generation, check_whole, prompt_field=name))
         finally:
             generation.cancel()  # does nothing after the end
         assert generation.pooled is not None, "a request to be pooled ended without a vector"

@@ -71,21 +71,15 @@ class ResponseEvents(OpenAIDialect):
         response = to_json(self._described)
         return self._of_response("created", response) + self._of_response("in_progress", response)
 
-    def plain(self, said: Said) -> bytes:
-        """The event where there is nothing but more text of the open message, as nearly always; else b""."""
-        item = self.output.open
-        if (
-            not self._simple
-            or said.finish_reason is not None
-            or len(said.pieces) != 1
-            or type(item) is not MessageOutput
-        ):
-            return b""
-        piece = said.pieces[0]
-        if type(piece) is not Content:
-            return b""
-        item.texts.append(piece.text)
-        return self._delta(piece.text)
+    def middle(self, said: Said) -> bytes | None:
+        """The events for what neither begins nor ends a response; else None."""
+        if said.finish_reason is not None or not self._number:
+            return None
+        pieces, item = said.pieces, self.output.open
+        if self._simple and len(pieces) == 1 and type(pieces[0]) is Content and type(item) is MessageOutput:
+            item.texts.append(pieces[0].text)  # nearly always
+            return self._delta(pieces[0].text)
+        return b"".join(self.events(said))
 
     def events(self, said: Said) -> Iterator[bytes]:
         """The events for ``said``; all of them are to be taken."""

@@ -158,12 +158,10 @@ class ResponsesRoute:
         conversation = job.conversation
         start = job.described()
         writer = ResponseEvents(start, TokenProbabilities(self._names, conversation.params.logprobs))
-        # Headers wait for the first delta, as in chat: until then a failure is a plain status.
-        async for said in conversation.said():
-            if call.started and (plain := writer.plain(said)):
-                await call.write(plain)
-                continue
+
+        async def edge(said: Said) -> None:
             held: list[bytes] = []
+            # Headers wait for the first delta, as in chat: until then a failure is a plain status.
             if not call.started:
                 await call.start_stream()
                 call.dialect = writer
@@ -175,6 +173,8 @@ class ResponsesRoute:
                 held.append(event)
             if held:
                 await call.write(b"".join(held), last=said.finish_reason is not None)
+
+        await conversation.write(call, writer.middle, edge)
 
     def _events(
         self, call: Call, job: _Job, start: dict[str, Any], writer: ResponseEvents, said: Said
@@ -189,7 +189,9 @@ class ResponsesRoute:
         probabilities = TokenProbabilities(self._names, conversation.params.logprobs)
         output = Output(logprobs=probabilities.asked)
         reason = ""
-        async for said in conversation.said():
+
+        def add(said: Said) -> None:
+            nonlocal reason
             logprobs = probabilities.take(said)
             for piece in said.pieces:
                 output.take(piece)
@@ -199,6 +201,8 @@ class ResponsesRoute:
             if said.finish_reason is not None:
                 reason = said.finish_reason
                 output.end(complete=reason != "length", logprobs=logprobs)
+
+        await conversation.read(add)
         response = self._ended(call, job, job.described(), output, reason)
         header = server_timing_header(conversation.generation.stages())
         await call.reply(200, response, [(b"server-timing", header.encode())])
