@@ -75,6 +75,15 @@ def test_whatever_chooses_the_tokens_the_document_is_valid_and_whole(llm, fields
             assert all(abs(one.logprob) < float("inf") for one in step.values())
 
 
+@pytest.mark.parametrize("fields", [{"min_tokens": 40}, {"min_tokens": 44}, {"ignore_eos": True}])
+def test_an_answer_that_cannot_go_on_ends_before_its_least_length(llm, fields):
+    """It went on with end tokens, and where that took all that it might have it ended by "length"."""
+    params = SamplingParams(max_tokens=44, grammar=Grammar("choice", '["yes", "no"]'), **fields)
+    answer = llm.generate([PROMPT], params)[0].outputs[0]
+    assert answer.finish_reason == "stop"
+    assert len(answer.token_ids) == len(answer.text) + 1
+
+
 def test_many_at_once_say_what_each_says_alone(llm):
     grammars = [PERSON, YEAR, None, Grammar("choice", '["yes", "no"]'), Grammar("json_object")]
     asked = [

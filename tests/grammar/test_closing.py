@@ -70,3 +70,8 @@ def test_a_refusal_says_which_limit_was_hit(answers):
     schema = {"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(600)}}
     with pytest.raises(InvalidRequest, match="max is 2000"):
         answers.compiled(Grammar("json_schema", json.dumps({**schema, "additionalProperties": False})))
+
+
+def test_so_is_one_of_a_grammar_whose_expressions_stand_in_its_middle(answers):
+    source = Grammar("lark", 'start: a "x"\na[lazy]: /.*yes/')
+    assert answers.text(answers.compiled(source).shortest) == b"yesx"

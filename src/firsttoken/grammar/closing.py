@@ -135,7 +135,7 @@ class _Walk:
         return self._choose(allowed, self._used, self._before)
 
     def _fitting(self, allowed: list[int]) -> bytes:
-        """A text that may come now with its end, of a string or of all; else b""."""
+        """A text that may come now with its end, of a string or of all; outside of JSON without it, too. Else b""."""
         if self._json and _QUOTE in allowed:
             return b""
         for text in self._ends.texts:
@@ -144,7 +144,9 @@ class _Walk:
             if self.matcher.validate_tokens([*text, END]) > len(text):
                 return text
         self._tried = allowed
-        return b""
+        if self._json:
+            return b""
+        return next((one for one in self._ends.texts if self.matcher.validate_tokens(list(one)) == len(one)), b"")
 
 
 @lru_cache(maxsize=1024)

@@ -359,8 +359,10 @@ class Scheduler:
 
     def _end_of_text(self, request: Request, token: int) -> bool:
         """End the request if ``token`` is its last; False when it goes on."""
-        # A masked stop token cannot come before min_tokens; an executor that lets one through does not end the text.
-        if token in request.stop_ids and request.num_output > request.params.min_tokens:
+        # A masked stop token cannot come before min_tokens; an executor that lets one through does not end the text. A
+        # grammar lets one come where nothing else may.
+        early = request.num_output <= request.params.min_tokens and request.params.grammar is None
+        if token in request.stop_ids and not early:
             chosen = token in (request.params.stop_token_ids or ())
             self._end(self._tickets[request.request_id], "stop", token if chosen else None)
         elif request.num_output >= request.max_tokens:
