@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -14,18 +15,19 @@ import pytest
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.tls import client_context
+from firsttoken.server import call
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.granian_server import GranianServer
 from tests.server.conftest import forever
 
 
 @asynccontextmanager
-async def served(app, config: ServerConfig):
+async def served(app, config: ServerConfig, keep_alive_s: float = 75):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         listener.setblocking(False)
-        server = GranianServer(app, config, 75)
+        server = GranianServer(app, config, keep_alive_s)
         task = asyncio.create_task(server.serve([listener]))
         try:
             await asyncio.sleep(0.01)
@@ -73,6 +75,33 @@ async def test_a_caller_who_leaves_before_the_first_byte(make_client):
         writer.close()
         await idle(client)
         del reader
+
+
+async def test_heads_and_bodies_that_drip_are_given_up(make_client, monkeypatch):
+    monkeypatch.setattr(call, "BODY_STALL_S", 0.15)
+    config = ServerConfig()
+    async with make_client(forever, config) as client, served(client.app, config, 0.2) as port:
+        for sent, dripping, answer in (
+            (b"POST /v1/completions HTTP/1.1\r\nx: ", b"y" * 900, b""),
+            (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n", b"x" * 900, b"408"),
+            (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"", b"200"),  # idle behind an answer
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            drip = asyncio.create_task(_drip(writer, dripping))
+            async with asyncio.timeout(5):
+                assert (await reader.readline())[9:12] == answer
+                if answer != b"408":  # where it is the body, the caller learns of the end by his next byte, or later
+                    await reader.read()
+            drip.cancel()
+            writer.close()
+
+
+async def _drip(writer, data: bytes) -> None:
+    with contextlib.suppress(ConnectionError):
+        for at in range(len(data)):
+            writer.write(data[at : at + 1])
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("signals", [1, 2])

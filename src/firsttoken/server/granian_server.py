@@ -33,7 +33,7 @@ _PING_EVERY_MS, _PING_ANSWER_S = 30_000, 20
 class GranianServer(Server):
     """Has of uvicorn's server what starts and ends it: `serve`, ``started``, ``should_exit``."""
 
-    def __init__(self, app: FirstTokenApp, config: ServerConfig, keep_alive_s: int) -> None:
+    def __init__(self, app: FirstTokenApp, config: ServerConfig, keep_alive_s: float) -> None:
         self._listener: socket.socket | None = None
         self.started = False
         certificate = config.ssl_certfile
@@ -44,7 +44,7 @@ class GranianServer(Server):
             websockets=False,
             backlog=BACKLOG,
             backpressure=config.max_connections,
-            http1_settings=HTTP1Settings(header_read_timeout=keep_alive_s * 1000, max_buffer_size=MAX_HEAD_BYTES),
+            http1_settings=HTTP1Settings(header_read_timeout=int(keep_alive_s * 1000), max_buffer_size=MAX_HEAD_BYTES),
             http2_settings=HTTP2Settings(
                 keep_alive_interval=_PING_EVERY_MS, keep_alive_timeout=_PING_ANSWER_S, max_headers_size=MAX_HEAD_BYTES
             ),
