@@ -57,6 +57,25 @@ def where(name: str, model: str, *options: str) -> Case:
     return Case(f"where_{name}", words, 150)
 
 
+def ratios(part: str, *targets: Target) -> Case:
+    words = ("benchmarks.gpu.rounded_ratios", "--model", "{large}", "--only", part, "--output", "{out}")
+    small = (
+        "--fp8",
+        "none",
+        "--int4",
+        "packed",
+        "--repeat",
+        "1",
+        "--input",
+        "16",
+        "--output-tokens",
+        "4",
+        "--batch",
+        "1",
+    )
+    return Case(f"ratios_{part}", words, 250, targets, small=(*ON_CPU, *small))
+
+
 def quantize(method: str) -> Case:
     folder = f"{{work}}/base30m-{method}"
     words = (CLI, "quantize", BASE, "--scheme", "int4", "--method", method, "--out", folder)
@@ -88,7 +107,7 @@ CASES = (
         needs=("{model}",),
         small=ON_CPU,
     ),
-    Case("trial_wide", ("benchmarks.gpu.trials.wide", "--output", "{out}", "--rows", "256", "512"), 420),
+    Case("trial_wide", ("benchmarks.gpu.trials.wide", "--output", "{out}", "--seconds", "120"), 420),
     where("70b_int4", "random:llama-3-70b", "--decode", "1", "--prompt", "256"),
     Case("kv_formats", ("benchmarks.gpu.kv_formats", "--output", "{dir}", "--seconds", "100"), 420),
     latency("int4_b8", "int4", "--batch", "8", "--repeat", "4", targets=(Target(GAP, 2.35),)),
@@ -141,20 +160,12 @@ CASES = (
     latency("fp8_b64", "fp8", "--batch", "64", "--repeat", "4", targets=()),
     tune("70b_int4", "random:llama-3-70b", "int4", "1", "60"),
     where("8b_int4", LARGE, "--decode", "8", "64", "--prompt", "512"),
-    Case(
-        "rounded_ratios",
-        ("benchmarks.gpu.rounded_ratios", "--output", "{out}"),
-        400,
-        (
-            Target("int4_beside_bfloat16.tokens_per_s_ratio", 2.0, more=True),
-            Target("int4_beside_bfloat16.weight_memory_ratio", 0.33),
-            Target("fp8_beside_transformers.tokens_per_s_ratio", 2.3, more=True),
-        ),
-        small=(
-            *ON_CPU, "--model", SMALL, "--fp8", "none", "--int4", "packed", "--repeat", "1", "--input", "16",
-            "--output-tokens", "4", "--batch", "1",
-        ),
+    ratios(
+        "int4",
+        Target("int4_beside_bfloat16.tokens_per_s_ratio", 2.0, more=True),
+        Target("int4_beside_bfloat16.weight_memory_ratio", 0.33),
     ),
+    ratios("transformers", Target("fp8_beside_transformers.tokens_per_s_ratio", 2.3, more=True)),
     Case(
         "grammar",
         ("benchmarks.grammar", "--model", "{model}", "--device", "cuda", "--only", "engine", "--output-json", "{out}"),

@@ -41,7 +41,7 @@ from firsttoken.models.fused import AnyConfig
 
 Key = tuple[OpKind, int, int]
 # Of packed weights, for each product.
-MOST_PACKED = 20
+MOST_PACKED = 28
 
 
 @dataclass(frozen=True)

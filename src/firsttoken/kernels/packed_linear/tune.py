@@ -1,4 +1,9 @@
-"""Configs worth measuring for a packed product. Needs no GPU: measuring is done in the decode graph."""
+"""Configs worth measuring for a packed product. Needs no GPU: measuring is done in the decode graph.
+
+What a multiprocessor does in the 400 clocks in which memory gives it 8 KiB of int4, four warps' chunks, for eight rows
+of x, by count of what is compiled for sm_90: 270 instructions a warp, of which shifts and logic take 250 clocks, and
+320 clocks of the first-level cache, 256 of them for x, whose eight rows lie apart. Two tiles a warp share those.
+"""
 
 from __future__ import annotations
 
