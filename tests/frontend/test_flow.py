@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -174,6 +176,24 @@ async def test_an_engines_death_is_raised_behind_what_it_said(driven):
     with pytest.raises(EngineDead):
         await asyncio.wait_for(task, 1)
     assert teller.told == ["a"]
+
+
+async def test_nothing_is_left_for_the_collector(driven):
+    llm, engine = driven
+    gc.collect()
+    gc.disable()
+    try:
+        teller = Teller()
+        found = weakref.ref(teller)
+        task = await begun(llm, engine, teller)
+        engine.step("a")
+        engine.step("b", end="stop")
+        await asyncio.wait_for(task, 1)
+        del teller, task
+        await asyncio.sleep(0)
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("error")

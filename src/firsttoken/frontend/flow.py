@@ -64,6 +64,7 @@ class _Flow:
                     await self._wait()
         finally:
             self.busy = True
+            self._streams = []  # they know this object: nothing is to be left for the collector
             for generation in attached:
                 generation.detach()
             if self._rest is not None:

@@ -169,7 +169,12 @@ class Generation:
                     raise self._error
                 return None
             got_ns = now_ns()
-            made = self._make_of_one(got_ns) if len(self._pending) == 1 else self._make_of_many(got_ns)
+            if len(self._pending) == 1:
+                arrival = self._pending.pop()
+                self.behind = self.more = False
+                made = self._make(arrival, arrival[1].tokens, arrival[1].logprobs, got_ns)
+            else:
+                made = self._make_of_many(got_ns)
             self._gave_ns = now_ns()
             if self.unfinished:
                 self._beside.detokenize += self._gave_ns - got_ns
@@ -351,12 +356,6 @@ class Generation:
             self.timeline.stamp(begins)
         self.wake()
 
-    def _make_of_one(self, got_ns: int) -> Delta | None:
-        """The delta of all that has arrived, where that came in one piece."""
-        arrival = self._pending.pop()
-        self.behind = self.more = False
-        return self._make(arrival, arrival[1].tokens, arrival[1].logprobs, got_ns)
-
     def _make_of_many(self, got_ns: int) -> Delta | None:
         """The first of the deltas of what has arrived, up to a turn's share: one for each answer that gained something.
         The others are then ready."""
@@ -388,8 +387,11 @@ class Generation:
         if answer.finish_reason is not None:
             return None  # a stop string ended it while these were on their way
         for one in before:
-            self._note(one, got_ns)
-        self._note(arrival, got_ns)
+            self._unsettled.append((one, self._came_ns, got_ns))
+            self._look(one[1])
+        self._unsettled.append((arrival, self._came_ns, got_ns))
+        if last.stamps:
+            self._look(last)
         reason = last.finish_reason
         if reason == "error":
             self._fail(failure(last), index)
@@ -404,9 +406,8 @@ class Generation:
             self._beside.stop += answer.scan_ns
         return made
 
-    def _note(self, arrival: Arrival, got_ns: int) -> None:
-        self._unsettled.append((arrival, self._came_ns, got_ns))
-        delta = arrival[1]
+    def _look(self, delta: RequestDelta) -> None:
+        """Take what is told once, as the engine's stamps are."""
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
         if delta.pooled is not None:

@@ -33,6 +33,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[["Call"], Awaitable[None]]
+Put = Callable[[bytes], Coroutine[Any, Any, None] | None]
+"""Writes at once. What it returns, if anything, is to be awaited before more is written."""
 
 JSON = (b"content-type", b"application/json")
 EVENT_STREAM = [
@@ -48,8 +50,7 @@ RECEIVED_NS = "firsttoken.received_ns"
 BODY_READ = "firsttoken.body_read"
 # The key in an ASGI scope of a function that takes what to call when the caller leaves, where the server has one.
 WATCH = "firsttoken.watch"
-# The key in an ASGI scope of a function that writes a piece of the body at once, and returns what is to be awaited
-# before more is sent, if anything, where the server has one.
+# The key in an ASGI scope of a `Put` for pieces of the answer's body, where the server has one.
 WRITE = "firsttoken.write"
 MAX_ID_CHARS = 128
 # How long the next piece of a body may take, and how many bytes a second must come where the whole takes longer.
@@ -122,7 +123,7 @@ class Call:
         self.ended: str | None = None  # why the call was cancelled: "gone" or "stopping"
         self._receive = receive
         self._send = send
-        self._write: Callable[[bytes], Coroutine[Any, Any, None] | None] = scope.get(WRITE) or self._send_piece
+        self._write: Put | None = scope.get(WRITE)
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -290,12 +291,19 @@ class Call:
             data, whole = await asyncio.to_thread(_joined, pieces, _PIECES)
             await self.write(data, last=last and whole)
 
-    def put(self, data: bytes) -> Coroutine[Any, Any, None] | None:
-        """As `write`, of a piece that is not the last, from where nothing can be awaited: what is returned, if
-        anything, is to be awaited before more is written."""
-        if self.content is not None:
-            self.content.told(data)
-        return self._write(data)
+    @property
+    def put(self) -> Put:
+        """As `write`, of a piece that is not the last, from where nothing can be awaited."""
+        put = self._write or self._send_piece
+        content = self.content
+        if content is None:
+            return put
+
+        def put_noted(data: bytes) -> Coroutine[Any, Any, None] | None:
+            content.told(data)
+            return put(data)
+
+        return put_noted
 
     async def _send_piece(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})

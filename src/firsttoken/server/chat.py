@@ -107,7 +107,7 @@ class ChatRoute:
             if events:
                 await call.write(events, last=unfinished == 0)
 
-        await job.conversation.write(call, stream.middle, edge)
+        await job.conversation.write(call, stream, edge)
 
     # ------------------------------------------------------------------ whole answer
 

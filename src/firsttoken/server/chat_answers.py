@@ -50,15 +50,25 @@ class ChatStream:
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of each that has begun, around a text
         self._simple = not (token_ids or writer.usage_always or self._top is not None)
 
+    @property
+    def text(self) -> Callable[[int, str], bytes | None] | None:
+        return self._text if self._simple else None
+
     def middle(self, said: Said) -> bytes | None:
         """The chunks for what neither begins nor ends an answer; else None."""
-        frame = self._frames.get(said.delta.index)
-        if frame is None or said.finish_reason is not None:
+        index = said.delta.index
+        if said.finish_reason is not None or index not in self._frames:
             return None
         pieces = said.pieces
-        if self._simple and len(pieces) == 1 and type(pieces[0]) is Content:  # nearly always
-            return frame[0] + to_json(pieces[0].text) + frame[1]
+        if self._simple and len(pieces) == 1 and type(pieces[0]) is Content:
+            return self._text(index, pieces[0].text)
         return self.events(said)
+
+    def _text(self, index: int, text: str) -> bytes | None:
+        frame = self._frames.get(index)
+        if frame is None:
+            return None
+        return frame[0] + to_json(text) + frame[1] if text else b""
 
     def events(self, said: Said, timings: dict[str, Any] | None = None) -> bytes:
         """The chunks for ``said``, b"" for none; ``timings`` come with the last answer's end."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -65,6 +65,18 @@ class Said(msgspec.Struct, gc=False):
     finish_reason: str | None
 
 
+class Events(Protocol):
+    """Encodes answers that have begun and do not end yet, in the shapes of one API."""
+
+    @property
+    def text(self) -> Callable[[int, str], bytes | None] | None:
+        """What `middle` gives for an answer's index and nothing but more of its text; None where more than text is
+        told of each piece."""
+
+    def middle(self, said: Said) -> bytes | None:
+        """What is said; None where it begins or ends an answer."""
+
+
 @dataclass(slots=True)
 class Conversation:
     """A chat that is being answered. Whoever opened it reads `said` to its end, or calls `cancel`."""
@@ -87,44 +99,50 @@ class Conversation:
     async def read(self, take: Callable[[Said], None]) -> None:
         """Give what is said to ``take`` as it comes, the answers of ``params.n`` side by side. Raises `ApiError` for an
         answer that the server ended, and what `frontend.flow` raises."""
-        await self._flow(take)
+        await self._flow(self._telling(take))
 
-    async def write(
-        self, call: Call, middle: Callable[[Said], bytes | None], edge: Callable[[Said], Coroutine[Any, Any, None]]
-    ) -> None:
-        """The same to the caller. ``middle`` encodes what is said when an answer has begun and does not end yet, and
-        gives None for the rest, which ``edge`` is then to write. Raises what `read` raises."""
+    async def write(self, call: Call, events: Events, edge: Callable[[Said], Coroutine[Any, Any, None]]) -> None:
+        """The same to the caller, as ``events`` encode it; ``edge`` is to write what they do not. Raises what `read`
+        raises."""
+        put, text = call.put, events.text
 
         def tell(said: Said) -> Rest:
-            events = middle(said)
-            if events is None:
+            encoded = events.middle(said)
+            if encoded is None:
                 return edge(said)
-            return call.put(events) if events else None
+            return put(encoded) if encoded else None
 
-        await self._flow(tell)
+        general = self._telling(tell)
+        if text is None or self.readers is not None or self.ask.echo:
+            await self._flow(general)
+            return
 
-    async def _flow(self, tell: Callable[[Said], Rest]) -> None:
+        def tell_text(delta: Delta) -> Rest:
+            if delta.finish_reason is None:
+                encoded = text(delta.index, delta.text)
+                if encoded is not None:
+                    return put(encoded) if encoded else None
+            return general(delta)
+
+        await self._flow(tell_text)
+
+    async def _flow(self, tell: Tell) -> None:
         # What holds them was made of the tools, where nothing else was asked for.
         held = self.ask.grammar_field or ("tools" if self.ask.tools is not None else None)
-        await flow(source(self.generation, self._telling(tell), prompt_field=self.ask.param, grammar_field=held))
+        await flow(source(self.generation, tell, prompt_field=self.ask.param, grammar_field=held))
 
     def _telling(self, tell: Callable[[Said], Rest]) -> Tell:
         echo = dict.fromkeys(range(self.params.n), self.ask.echo) if self.ask.echo else {}
 
-        def content(delta: Delta) -> Rest:
-            if delta.finish_reason is not None:
-                check_whole(delta)
-            return tell(Said(delta, (Content(delta.text),) if delta.text else (), delta.finish_reason))
-
-        def pieces(delta: Delta) -> Rest:
+        def told(delta: Delta) -> Rest:
             if delta.finish_reason is not None:
                 check_whole(delta)
             said = self._read(delta)
-            if text := echo.pop(delta.index, ""):
+            if echo and (text := echo.pop(delta.index, "")):
                 said.pieces = (Content(text), *said.pieces)
             return tell(said)
 
-        return content if self.readers is None and not echo else pieces
+        return told
 
     def _read(self, delta: Delta) -> Said:
         if self.readers is None:

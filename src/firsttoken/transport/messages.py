@@ -133,7 +133,7 @@ class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
     device; ``miss`` says why no more were. ``kept``: whether the request's wish for retention was granted, None without
     one, and ``kept_reason`` why not. ``spent`` comes with its first tokens and with the last. ``prompt_logprobs`` come
     with the first tokens, or with the end of a request that generates none; ``pooled`` is the vector of one that was to
-    be pooled, float32.
+    be pooled, float32. Whatever is told once comes with ``stamps``, so that a delta without any has nothing but tokens.
     """
 
     id: int

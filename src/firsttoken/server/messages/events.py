@@ -40,10 +40,13 @@ class MessageEvents:
         """The events for what neither begins nor ends a message; else None."""
         if said.finish_reason is not None or not self._begun:
             return None
-        pieces = said.pieces
-        if len(pieces) == 1 and type(pieces[0]) is Content and type(self._first) is Content:  # nearly always
-            return self._text + to_json(pieces[0].text) + b"}}\n\n"
-        return self.more(pieces)
+        return self.more(said.pieces)
+
+    def text(self, index: int, text: str) -> bytes | None:
+        """The event for more of the text of a block of text that is open; else None. A message is one answer."""
+        if type(self._first) is not Content:
+            return None
+        return self._text + to_json(text) + b"}}\n\n" if text else b""
 
     def more(self, pieces: Any) -> bytes:
         """The events for what was said."""

@@ -121,7 +121,7 @@ class MessagesRoute:
             if events:
                 await call.write(events, last=said.finish_reason is not None)
 
-        await job.conversation.write(call, writer.middle, edge)
+        await job.conversation.write(call, writer, edge)
 
     async def _whole(self, call: Call, job: _Job) -> None:
         blocks = Blocks()

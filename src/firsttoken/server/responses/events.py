@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from firsttoken.server.conversation import Said
@@ -60,7 +60,6 @@ class ResponseEvents(OpenAIDialect):
         self.output = Output(logprobs=probabilities.asked)
         self._described = described
         self._probabilities = probabilities
-        self._simple = not probabilities.asked
         self._number = 0
         self._head = b""  # of a plain event of the open item
 
@@ -75,11 +74,20 @@ class ResponseEvents(OpenAIDialect):
         """The events for what neither begins nor ends a response; else None."""
         if said.finish_reason is not None or not self._number:
             return None
-        pieces, item = said.pieces, self.output.open
-        if self._simple and len(pieces) == 1 and type(pieces[0]) is Content and type(item) is MessageOutput:
-            item.texts.append(pieces[0].text)  # nearly always
-            return self._delta(pieces[0].text)
         return b"".join(self.events(said))
+
+    @property
+    def text(self) -> Callable[[int, str], bytes | None] | None:
+        return None if self._probabilities.asked else self._more_text
+
+    def _more_text(self, index: int, text: str) -> bytes | None:
+        item = self.output.open
+        if type(item) is not MessageOutput:
+            return None
+        if not text:
+            return b""
+        item.texts.append(text)
+        return self._delta(text)
 
     def events(self, said: Said) -> Iterator[bytes]:
         """The events for ``said``; all of them are to be taken."""

@@ -174,7 +174,7 @@ class ResponsesRoute:
             if held:
                 await call.write(b"".join(held), last=said.finish_reason is not None)
 
-        await conversation.write(call, writer.middle, edge)
+        await conversation.write(call, writer, edge)
 
     def _events(
         self, call: Call, job: _Job, start: dict[str, Any], writer: ResponseEvents, said: Said
