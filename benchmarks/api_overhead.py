@@ -117,7 +117,7 @@ async def measure(text: ModelText, options: Options) -> dict[str, Any]:
     )
     llm = AsyncLLM(StubProcess("firsttoken.engine.stub:echo", config), tokenizer=text.tokenizer)
     async with llm:
-        prompt = await llm.encode(TEXT * 10)
+        prompt = await llm.tokenize(TEXT * 10)
         await asyncio.gather(*(run_stream(llm, prompt, 4, now_ns()) for _ in range(options.streams)))  # warm
         gc.collect()
         gc.freeze()

@@ -236,7 +236,7 @@ def measure_steps(model: str, steps: int, rounds: int) -> dict[str, Any]:
 async def measure_engine(model: str, device: str, tokens: int, rounds: int) -> dict[str, Any]:
     llm = await AsyncLLM.launch(EngineArgs(model=model, device=device, offline=True))
     try:
-        prompt = await llm.encode(PROMPT)
+        prompt = await llm.tokenize(PROMPT)
         free = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
         # Room for the whole document, of which so many tokens are looked at.
         room = min(MAX_TOKENS, llm.info.max_model_len - len(prompt))

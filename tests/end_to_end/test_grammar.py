@@ -113,7 +113,7 @@ async def test_a_request_waits_for_its_grammar_alone_and_is_held_to_it_after_a_p
     args = EngineArgs(model=folder, quantization="none", dtype="float32", threads=1, max_num_seqs=1)
     llm = await AsyncLLM.launch(args, in_process=True)
     try:
-        prompt = await llm.encode(PROMPT)
+        prompt = await llm.tokenize(PROMPT)
         params = SamplingParams(max_tokens=60, grammar=PERSON, seed=7)
         left = llm.open(prompt, params)
         waits = llm.open(prompt, params)

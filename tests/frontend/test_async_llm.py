@@ -111,16 +111,16 @@ async def test_abort_by_name_ends_all_that_share_it(serve):
 
 async def test_text_is_encoded_and_chats_rendered(serve):
     llm = await serve(says("x"))
-    assert (await llm.encode("ab<|bos|>")).tolist() == [97, 98, BOS]
+    assert (await llm.tokenize("ab<|bos|>")).tolist() == [97, 98, BOS]
     rendered = await llm.render_chat([{"role": "user", "content": "Hi"}])
     assert rendered.text == "<user>Hi\n<assistant>"
     bare = await llm.render_chat([{"role": "user", "content": "Hi"}], add_generation_prompt=False)
     assert bare.text == "<user>Hi\n"
     assert bytes(bare.ids.tolist()) == b"<user>Hi\n"
     with pytest.raises(InvalidRequest, match="characters"):
-        await llm.encode("x" * (4096 * 8 + 1))
+        await llm.tokenize("x" * (4096 * 8 + 1))
     textless = await serve(says("x"), text=False)
-    for work in (textless.encode("x"), textless.render_chat([{"role": "user", "content": "x"}])):
+    for work in (textless.tokenize("x"), textless.render_chat([{"role": "user", "content": "x"}])):
         with pytest.raises(InvalidRequest, match="no tokenizer"):
             await work
 
@@ -263,7 +263,7 @@ async def test_a_launch_that_is_cancelled_leaves_no_engine(monkeypatch):
         loop.call_soon_threadsafe(started.set)
         return handles[-1]
 
-    monkeypatch.setattr("firsttoken.frontend.async_llm.start_engine", start)
+    monkeypatch.setattr("firsttoken.frontend.async_engine.start_engine", start)
     launching = asyncio.create_task(AsyncLLM.launch(EngineArgs(model="random:tiny-llama")))
     await started.wait()
     await asyncio.sleep(0.05)

@@ -65,3 +65,31 @@ async def test_they_are_in_those_of_the_asynchronous_one():
     finally:
         await llm.shutdown()
     check(outputs[-1])
+
+
+async def test_the_asynchronous_one_has_the_same_calls_and_says_the_same(llm):
+    others = AsyncLLM(StubEngine(says("ab"), max_model_len=32))
+    await others.start()
+    try:
+        prompts = [[token] for token in range(1, 30)]  # more than run at once
+        assert await others.embed(prompts) == llm.embed(prompts)
+        small = PoolingParams(dimensions=6)
+        assert await others.embed([5], pooling_params=small) == llm.embed([5], pooling_params=small)
+        [one], [other] = await others.encode([[4]]), llm.encode([[4]])
+        assert one.outputs.data.tolist() == other.outputs.data.tolist()
+        assert await others.score([3], [[3], [11], [4]]) == llm.score([3], [[3], [11], [4]])
+        assert await others.embed([list(range(33))], truncate_prompt_tokens=-1) == llm.embed(
+            [list(range(33))], truncate_prompt_tokens=-1
+        )
+        assert await others.embed([]) == llm.embed([]) == []
+        for refused, names in (
+            (others.score([[1], [2]], [[1], [2], [3]]), "2 prompts and data_2 3"),
+            (others.embed([1], pooling_params=PoolingParams(dimensions=9)), r"dimensions must be in \[1, 8\]"),
+            (others.encode([1], pooling_task="classify"), "pooling_task 'classify'"),
+            (others.embed([[1], list(range(33))]), "33 tokens"),
+        ):
+            with pytest.raises(InvalidRequest, match=names):
+                await refused
+        assert others.stats.running == 0
+    finally:
+        await others.shutdown()

@@ -13,7 +13,8 @@ import pytest
 
 from firsttoken.checkpoint.model_config import GenerationConfig
 from firsttoken.engine.stub import StubEngine
-from firsttoken.frontend.async_llm import NO_RESTARTS, AsyncLLM
+from firsttoken.frontend.async_engine import NO_RESTARTS
+from firsttoken.frontend.async_llm import AsyncLLM
 from firsttoken.frontend.restarts import RestartPolicy
 from firsttoken.server.app import build_app
 from firsttoken.server.config import ServerConfig

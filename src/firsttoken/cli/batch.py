@@ -116,5 +116,5 @@ async def prompt_ids(llm: AsyncLLM, job: Job) -> array[int]:
     if job.messages is not None:
         return (await llm.render_chat(job.messages)).ids
     if isinstance(job.prompt, str):
-        return await llm.encode(job.prompt)
+        return await llm.tokenize(job.prompt)
     return token_ids(job.prompt or ())

@@ -28,9 +28,10 @@ from firsttoken.frontend.answer import Answer
 from firsttoken.frontend.bad_words import spell
 from firsttoken.frontend.generation import failure, refused
 from firsttoken.frontend.link import EngineLink
-from firsttoken.frontend.llm_pooling import Pooled, PoolingCalls, pooling_params
+from firsttoken.frontend.llm_pooling import PoolingCalls
 from firsttoken.frontend.loading import ModelText, load_text
 from firsttoken.frontend.outputs import Accumulator, default_params
+from firsttoken.frontend.pooled import Pooled, pooling_params
 from firsttoken.frontend.prompts import Prompt, cut_as_asked, split_prompt, split_prompts
 from firsttoken.frontend.times import RequestTimes
 from firsttoken.observability.flight import FlightRecorder

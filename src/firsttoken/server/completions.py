@@ -192,7 +192,7 @@ class CompletionRoute:
             return prompt
         with naming(name):
             llm = self._state.llm
-            return await llm.encode(
+            return await llm.tokenize(
                 prompt,
                 add_special_tokens=special,
                 parse_special=self._state.parse_special,

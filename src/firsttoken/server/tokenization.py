@@ -67,7 +67,7 @@ class TokenizeRoute:
                 raise bad_request(f"{', '.join(_OF_CHATS)} need messages", "messages")
             assert prompt is not None
             special = request.add_special_tokens is not False
-            return await llm.encode(
+            return await llm.tokenize(
                 prompt, add_special_tokens=special, parse_special=self._state.parse_special, cache_salt=salt
             )
         if request.add_special_tokens:

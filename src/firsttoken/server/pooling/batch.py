@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from firsttoken.core.pooling import PoolingParams
-from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend import vectors
 from firsttoken.frontend.flow import flow
+from firsttoken.frontend.pooled import pooling_params
 from firsttoken.frontend.prompts import cut_to_last
 from firsttoken.frontend.vectors import Vector
 from firsttoken.server.call import Call
@@ -27,8 +27,7 @@ from firsttoken.server.streaming import check_whole, naming, source
 if TYPE_CHECKING:
     from firsttoken.frontend.generation import Generation
 
-# Nothing is generated, and so there is nothing to choose.
-PARAMS = SamplingParams(temperature=0, max_tokens=0, detokenize=False)
+PARAMS = pooling_params(None)
 
 
 class PoolingBatch:
@@ -66,7 +65,7 @@ class PoolingBatch:
         keep = whole("truncate_prompt_tokens", request.truncate_prompt_tokens)
         with naming(name):
             if isinstance(given, str):
-                given = await llm.encode(
+                given = await llm.tokenize(
                     given,
                     add_special_tokens=request.add_special_tokens is not False,
                     parse_special=self._state.parse_special,
