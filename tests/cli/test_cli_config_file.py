@@ -226,6 +226,7 @@ def test_a_yaml_file_says_the_same(tmp_path: Path) -> None:
         ("1: 2", "unknown option 1; known are"),
         ("serve:\n  port: 1", "[serve] is a table"),
         ("prot: 1", "did you mean port?"),
+        ("tensor_parallel_size: 2", "unknown option 'tensor_parallel_size' (vLLM's option: one GPU is used)"),
         ("host: 2026-12-01", "expected text in quotes"),
         ("port: !!python/object/apply:os.system [exit]", "is not valid YAML"),
     ],

@@ -6,14 +6,17 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from firsttoken.checkpoint import pull as checkpoint_pull
 from firsttoken.cli import main as cli
 from firsttoken.cli import report
+from firsttoken.cli.options import meant
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import CheckpointError, ConfigError, InvalidRequest
+from firsttoken.core.vllm_options import VLLM_OPTIONS
 from firsttoken.version import __version__
 from tests.diagnose.double import listening
 
@@ -74,6 +77,16 @@ def test_bad_usage_exits_with_2(argv: list[str]) -> None:
             "usage: firsttoken quantize [MODEL] [options]",
             "; did you mean int4?",
         ),
+        (
+            ["serve", "m", "--gpu-memory-utilization", "0.9"],
+            "usage: firsttoken serve [MODEL] [options]",
+            "--gpu-memory-utilization 0.9 (vLLM's option: --kv-memory SIZE is",
+        ),
+        (
+            ["serve", "m", "-tp", "2"],
+            "usage: firsttoken serve [MODEL] [options]",
+            "-tp 2 (vLLM's option: one GPU is used)",
+        ),
         (["bench", "lod"], "usage: firsttoken bench WHAT [options]", "; did you mean load?"),
         (
             ["bench", "load", "--rate", "3", "--tagrets", "x"],
@@ -109,6 +122,19 @@ def test_bad_usage_is_two_lines(argv: list[str], usage: str, message: str, capsy
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(f"{usage}; all options: firsttoken")
     assert message in second
+
+
+def test_a_word_that_resembles_nothing_is_not_said_to_be_meant() -> None:
+    assert meant("--revision", ["--kv-eviction", "--port"]) == ""
+    assert meant("--kv-evicton", ["--kv-eviction", "--port"]) == "; did you mean --kv-eviction?"
+
+
+def test_options_of_vllm_that_are_told_of_are_not_options_here_and_stand_in_the_docs() -> None:
+    serve_parser = cli.build_parser().parse_args(["serve"]).parser
+    flags = {flag.lstrip("-") for action in serve_parser._actions for flag in action.option_strings}
+    assert not flags & VLLM_OPTIONS.keys()
+    page = (Path(__file__).parents[2] / "docs" / "from-vllm.md").read_text(encoding="utf-8")
+    assert [name for name in VLLM_OPTIONS if f"`--{name}`" not in page and f"`-{name}`" not in page] == []
 
 
 @pytest.mark.parametrize(

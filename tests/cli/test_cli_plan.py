@@ -10,6 +10,9 @@ import pytest
 from firsttoken.bench import footprint
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.cli.main import main
+from firsttoken.cli.plan import _gpu
+from firsttoken.core.engine_args import EngineArgs
+from firsttoken.engine.memory_plan import GPUMachine, rounded_to_fit
 from firsttoken.executor.memory_plan.cpu import Footprint
 from firsttoken.models.load import load_model
 
@@ -51,7 +54,23 @@ def test_what_does_not_fit_ends_with_1_and_says_which_knob_to_turn(capsys):
     assert said["capacity_mib"] == 24 * 10**9 >> 20
     assert f"lower --users to {said['max_users']}" in said["advice"]
     assert f"lower --context to {said['max_context']}" in said["advice"]
+    assert "with --quantization fp8 --kv-dtype fp8 all of it fits" in said["advice"]
     assert _json(capsys, *words, "--gpu", "80GB")[0] == 0
+
+
+def test_what_is_rounded_to_fit_is_as_little_as_helps_and_not_what_was_said_already() -> None:
+    checkpoint, machine = open_checkpoint("random:llama-3.1-8b"), GPUMachine(_gpu("24GB"))
+
+    def rounded(users: int, **given: str) -> tuple[str, str] | None:
+        found = rounded_to_fit(EngineArgs(model="m", **given), checkpoint, machine, 8192, users)
+        return None if found is None else (found.quantization, found.kv_dtype)
+
+    assert rounded(6) == ("auto", "fp8")
+    assert rounded(10) == ("fp8", "auto")
+    assert rounded(12) == ("fp8", "fp8")
+    assert rounded(6, kv_dtype="bfloat16") == ("fp8", "bfloat16")
+    assert rounded(16, quantization="none") == ("none", "int4")
+    assert rounded(99) is None
 
 
 def test_a_gpu_that_no_engine_runs_on_is_named(capsys):
@@ -101,6 +120,7 @@ def test_the_cpu_is_measured_first(capsys, monkeypatch):
     [
         (["--gpu", "toaster"], "gpu must be cpu, a size as in 24GB, or one of h200, .*, got 'toaster'"),
         (["--gpu", "24"], "gpu 24 is 24 bytes: write 24GB"),
+        (["--gpu", "4090"], "gpu 4090 is 4,090 bytes: write rtx-4090 or 4090GB"),
         (["--gpu", "900MB"], "gpu 900MB is 900,000,000 bytes: no GPU"),
         (["--gpu", "h200", "--device", "cpu"], "device 'cpu' contradicts --gpu h200"),
         (["--gpu", "cpu", "--device", "cuda"], "device 'cuda' contradicts --gpu cpu"),

@@ -94,6 +94,7 @@ def test_needs_fall_into_what_graphs_can_do():
 def test_a_gpu_is_known_by_its_name():
     assert known_gpu("H200").name == "NVIDIA H200"
     assert known_gpu("sm_90").capability == 90
+    assert known_gpu("RTX 4090") is known_gpu("rtx4090") is KNOWN["rtx-4090"]
     with pytest.raises(ConfigError, match=r"gpu must be one of h200, .* got 'voodoo'"):
         known_gpu("voodoo")
 

@@ -44,6 +44,13 @@ def make(tokenizer):
         llm.close()
 
 
+def test_options_that_are_not_known_are_refused_by_name_before_anything_is_loaded():
+    with pytest.raises(TypeError, match=r"LLM has no option 'gpu_memory_utilization' \(vLLM's option: --kv-memory"):
+        LLM("no/such-model", gpu_memory_utilization=0.9)
+    with pytest.raises(TypeError, match=r"LLM has no option 'threds'$"):
+        LLM("no/such-model", threds=2)
+
+
 def test_outputs_come_in_the_order_of_the_prompts(make):
     llm = make(echo, max_num_seqs=3)
     prompts = ["x" * count for count in (9, 1, 5, 30, 2, 7)]

@@ -75,7 +75,7 @@ def _client_lines(result: dict[str, Any]) -> list[str]:
     lines = [f"tokens counted by: {counted or 'nothing came'}"]
     if tokens["input_asked"]:
         lines.append(
-            f"prompts of {tokens['input']:,.0f} tokens by the server's count, {tokens['input_asked']:,.0f} asked"
+            f"{tokens['input']:,.0f} prompt tokens in all by the server's count, {tokens['input_asked']:,.0f} asked"
         )
     return [*lines, f"this client: {client['cpu_share']:.0%} of a core{cost}{late}{lag}", *_doubts(result)]
 

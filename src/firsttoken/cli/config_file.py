@@ -10,6 +10,7 @@ from typing import Any
 
 from firsttoken.cli.options import meant, natural_int, port, positive_int, size, targets, whole_int
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.vllm_options import vllm_hint
 
 # Flags that say nothing about what is served.
 _NOT_KEYS = frozenset({"help", "config", "json"})
@@ -39,9 +40,8 @@ def read_config(path: Path, keys: dict[str, argparse.Action]) -> dict[str, Any]:
         if _is_table(value):
             raise ConfigError(f"{path}: [{key}] is a table: keys are not in tables here, write them at the file's top")
         if action is None:
-            raise ConfigError(
-                f"{path}: unknown option {key!r:.80}; known are {', '.join(sorted(keys))}{meant(str(key), keys)}"
-            )
+            advice = vllm_hint(str(key)) or f"; known are {', '.join(sorted(keys))}{meant(str(key), keys)}"
+            raise ConfigError(f"{path}: unknown option {key!r:.80}{advice}")
         if action.dest in fields:
             raise ConfigError(f"{path}: {key} is given twice, with - and with _")
         try:

@@ -34,6 +34,7 @@ from firsttoken.cli import (
 )
 from firsttoken.cli.options import HelpFormatter, meant, set_up_logging
 from firsttoken.core.errors import ConfigError, FirstTokenError, InvalidRequest
+from firsttoken.core.vllm_options import vllm_hint
 from firsttoken.observability.logging import logging_setup
 from firsttoken.version import __version__
 
@@ -92,8 +93,8 @@ class Parser(argparse.ArgumentParser):
     def unknown(self, words: Sequence[str]) -> NoReturn:
         """Refuse words that no option takes."""
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        typed = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
-        self.error("unrecognized arguments: " + " ".join(words) + meant(typed, flags))
+        typed = next((word.partition("=")[0] for word in words if word.startswith("-")), "")
+        self.error("unrecognized arguments: " + " ".join(words) + (vllm_hint(typed) or meant(typed, flags)))
 
     def flags(self) -> dict[str, str]:
         """Of options whose names have several words, by what they are called in Python."""

@@ -22,6 +22,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 # What a message between processes can hold.
 MAX_NUMBER = 2**63 - 1
 NO_FOLDER = "none"
+# Below this a word is another one, not a misspelt one: --revision is 0.70 of --kv-eviction.
+_RESEMBLES = 0.72
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -37,7 +39,7 @@ def meant(typed: str, known: Iterable[str]) -> str:
     import difflib  # only ever for a mistake
 
     words = list(known)
-    found = difflib.get_close_matches(typed, words, n=1)
+    found = difflib.get_close_matches(typed, words, n=1, cutoff=_RESEMBLES)
     # Of names that differ in their number alone, the one of the nearest number.
     stem, number = _numbered(typed)
     near = {

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from firsttoken.checkpoint.locate import open_checkpoint
     from firsttoken.cli import report
-    from firsttoken.engine.memory_plan import MOST_USERS, plan_memory
+    from firsttoken.engine.memory_plan import MOST_USERS, GPUMachine, plan_memory, rounded_to_fit
 
     args = engine_args(options)
     if options.users > MOST_USERS:
@@ -81,7 +81,10 @@ def run(options: argparse.Namespace) -> int:
     machine = find_machine(_machine_name(options.gpu, options.device), args)
     fit = plan_memory(args, checkpoint, machine, context, options.users)
     figures = _figures(fit)
-    advice = _advice(fit, args, machine.kind, context, options.users)
+    rounded = None
+    if not fit.fits and fit.refusal is None and isinstance(machine, GPUMachine):
+        rounded = rounded_to_fit(args, checkpoint, machine, context, options.users)
+    advice = _advice(fit, args, machine.kind, context, options.users, rounded)
     if options.json:
         head = report.header(model=args.model, gpu=machine.name, context=context, users=options.users)
         print(json.dumps(head | figures | {"advice": advice}))
@@ -134,8 +137,11 @@ def _gpu(name: str) -> GPU:
             known = ", ".join(KNOWN)
             raise ConfigError(f"gpu must be cpu, a size as in 24GB, or one of {known}, got {name!r:.80}") from None
     if memory < GIB:
-        plain = name.strip().isdecimal()
-        hint = f"write {name.strip()}GB" if plain else "no GPU that an engine runs on has less than 1 GiB"
+        number = name.strip()
+        words = [known for known in KNOWN if known.endswith(f"-{number}")] + [f"{number}GB"]
+        hint = "no GPU that an engine runs on has less than 1 GiB"
+        if number.isdecimal():
+            hint = f"write {' or '.join(words)}"
         raise ConfigError(f"gpu {name} is {memory:,} bytes: {hint}")
     like = KNOWN[_GENERATION]
     return GPU(like.name, like.capability, like.sms, memory)
@@ -158,8 +164,9 @@ def _figures(fit: Fit) -> dict[str, Any]:
     }
 
 
-def _advice(fit: Fit, args: EngineArgs, kind: str, context: int, users: int) -> list[str]:
-    """What to do next: the knobs, each with the value that it would need."""
+def _advice(fit: Fit, args: EngineArgs, kind: str, context: int, users: int, rounded: EngineArgs | None) -> list[str]:
+    """What to do next: the knobs, each with the value that it would need. ``rounded`` are the options that would fit
+    with everything else as it is, if there are any."""
     if fit.fits:
         memory = math.ceil(fit.plan.kv / MIB)
         device = " --device cpu" if kind == "cpu" else ""
@@ -176,6 +183,8 @@ def _advice(fit: Fit, args: EngineArgs, kind: str, context: int, users: int) -> 
         advice.append(f"lower --users to {fit.max_users}")
     if fit.max_context:
         advice.append(f"lower --context to {fit.max_context}")
+    if rounded is not None:
+        advice.append(f"with{_given(rounded)} all of it fits")
     if len(advice) == 1:
         advice.append("no context is short enough with so many users, and no request of that context fits alone")
         advice.append("take a smaller model, or more memory")

@@ -10,6 +10,7 @@ import msgspec
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.core.engine_args import EngineArgs
+from firsttoken.core.errors import ConfigError
 from firsttoken.devices.cpu import PREPARED, CPUDevice, CPUFacts
 from firsttoken.devices.cuda import OLDEST_CAPABILITY, PlannedGPU
 from firsttoken.devices.interface import Device
@@ -28,6 +29,15 @@ CONTEXT_BYTES = 810 << 20
 _ENDLESS = 1 << 50
 # The most requests that an engine may compute at once.
 MOST_USERS = 4096
+# What a GPU's engine can round, weights and KV, by what it costs in answers: the least first.
+_ROUNDINGS = (
+    ("auto", "fp8"),
+    ("fp8", "auto"),
+    ("fp8", "fp8"),
+    ("int4", "auto"),
+    ("int4", "fp8"),
+    ("int4", "int4"),
+)
 
 
 @dataclass(frozen=True)
@@ -161,6 +171,29 @@ def plan_memory(args: EngineArgs, checkpoint: Checkpoint, machine: Machine, cont
         shard_tokens=recommend_shard_tokens(context),
         refusal=machine.refusal,
     )
+
+
+def rounded_to_fit(
+    args: EngineArgs, checkpoint: Checkpoint, machine: GPUMachine, context: int, users: int
+) -> EngineArgs | None:
+    """``args`` with weights or KV rounded as little as makes the plan fit; None where no rounding does. What ``args``
+    say of either stays as it is, and what an engine would refuse for this model is passed over."""
+    for quantization, kv_dtype in _ROUNDINGS:
+        changed = {
+            name: value
+            for name, value in (("quantization", quantization), ("kv_dtype", kv_dtype))
+            if value != "auto" and getattr(args, name) == "auto"
+        }
+        if not changed:
+            continue
+        rounded = msgspec.structs.replace(args, **changed)
+        try:
+            plan = machine.plan(rounded, checkpoint, context, users)
+        except ConfigError:
+            continue
+        if plan.total <= machine.capacity:
+            return rounded
+    return None
 
 
 def _executor(args: EngineArgs, checkpoint: Checkpoint, device: Device, context: int, users: int) -> ExecutorConfig:

@@ -22,6 +22,7 @@ from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms, class_named
 from firsttoken.core.timeline import Mark, Timeline
+from firsttoken.core.vllm_options import vllm_hint
 from firsttoken.frontend import vectors
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.answer import Answer
@@ -60,14 +61,16 @@ class LLM(PoolingCalls):
         with LLM("smollm2") as llm:
             llm.generate(["The capital of France is"], SamplingParams(temperature=0))
 
-    ``options`` are the fields of `EngineArgs`. Raises `ConfigError` for a targets file that cannot be honoured,
-    `CheckpointError` for a model that cannot be read, `EngineDead` when the engine could not start. May be used from
-    several threads at once.
+    ``options`` are the fields of `EngineArgs`. Raises `TypeError` for others, `ConfigError` for a targets file that
+    cannot be honoured, `CheckpointError` for a model that cannot be read, `EngineDead` when the engine could not start.
+    May be used from several threads at once.
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         from firsttoken.engine.launch import start_thread
 
+        if unknown := [name for name in options if name not in EngineArgs.__struct_fields__]:
+            raise TypeError(f"LLM has no option {unknown[0]!r}{vllm_hint(unknown[0])}")
         args = EngineArgs(model=model, **options)
         handle = start_thread(args)
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from firsttoken.core.errors import ConfigError
@@ -36,8 +38,9 @@ KNOWN: dict[str, GPU] = {
 
 
 def known_gpu(name: str) -> GPU:
-    """The GPU of that name in `KNOWN`; raises `ConfigError` for another."""
-    found = KNOWN.get(name.lower().replace("_", ""))
+    """The GPU of that name in `KNOWN`, however its words are joined; raises `ConfigError` for another."""
+    joined = {known.replace("-", ""): gpu for known, gpu in KNOWN.items()}
+    found = joined.get(re.sub(r"[-_ ]", "", name.lower()))
     if found is None:
         raise ConfigError(f"gpu must be one of {', '.join(KNOWN)}, got {name!r}")
     return found
