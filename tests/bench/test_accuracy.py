@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from firsttoken.bench import accuracy
 from firsttoken.bench.accuracy import guesses, windows
 from firsttoken.bench.errors import BenchFailed
 from firsttoken.checkpoint.locate import open_checkpoint
@@ -44,6 +45,15 @@ def test_numbers_that_are_not_finite_are_no_figure() -> None:
     llm: Any = SimpleNamespace(generate=lambda prompts, params: [SimpleNamespace(outputs=[answer]) for _ in prompts])
     with pytest.raises(BenchFailed, match="position 0: the model gave no finite probability for token 5"):
         guesses(llm, [[4, 5]])
+
+
+def test_how_far_it_is_is_told_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "_AT_ONCE", 2)
+    answer = SimpleNamespace(logprobs=[{5: SimpleNamespace(logprob=-1.0, rank=1)}])
+    llm: Any = SimpleNamespace(generate=lambda prompts, params: [SimpleNamespace(outputs=[answer]) for _ in prompts])
+    told: list[int] = []
+    assert len(guesses(llm, [[5] * 6], told.append)) == 5
+    assert told == [2, 4, 5]
 
 
 @pytest.mark.model

@@ -290,6 +290,10 @@ def test_remote_counts_tokens(server: Any) -> None:
     [
         ({"events": [], "status": 400, "body": '{"error": {"message": "bad temperature"}}'}, "bad temperature"),
         ({"events": [], "status": 500, "body": "<html>"}, "HTTP 500"),
+        (
+            {"events": [], "status": 401, "body": '{"error": {"message": "No"}}'},
+            "No; give the right key with --api-key",
+        ),
         ({"events": [CHUNK % "a", '{"error": {"message": "engine died"}}']}, "engine died"),
         ({"events": [CHUNK % "a"]}, "before"),
     ],

@@ -138,9 +138,11 @@ def test_what_an_engine_would_refuse_is_told(capsys: pytest.CaptureFixture[str])
 
 
 def test_it_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "show", MODEL, "--api-key", "hush", "--device", "cpu"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[0] != " "]
+    folder = "/var/lib/" + "a-long-name/" * 8
+    assert main(["config", "show", MODEL, "--api-key", "hush", "--device", "cpu", "--flight-dir", folder]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     lines = {name: " ".join(rest) for name, *rest in rows}
+    assert lines["flight-dir"] == f"{folder} flag --flight-dir"
     assert lines["port"] == "8000 default"
     assert lines["api-key"] == "*** flag --api-key"
     assert lines["kv-disk"] == "- default"

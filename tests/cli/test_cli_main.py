@@ -13,9 +13,9 @@ import pytest
 from firsttoken.checkpoint import pull as checkpoint_pull
 from firsttoken.cli import main as cli
 from firsttoken.cli import report
-from firsttoken.cli.options import meant
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import CheckpointError, ConfigError, InvalidRequest
+from firsttoken.core.meant import meant
 from firsttoken.core.vllm_options import VLLM_OPTIONS
 from firsttoken.version import __version__
 from tests.diagnose.double import listening

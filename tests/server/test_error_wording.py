@@ -37,6 +37,8 @@ async def test_a_wrong_type(client, body, param, message):
         (CHAT, {"prompt": "hi"}, "/v1/chat/completions takes messages; it is /v1/completions that takes prompt"),
         (COMPLETION, OK, "/v1/completions takes prompt; it is /v1/chat/completions that takes messages"),
         (CHAT, {**OK, "nonsense": 1}, "it is not supported; leave it out"),
+        (CHAT, {**OK, "max_token": 1}, "it is not supported; leave it out; did you mean max_tokens?"),
+        (CHAT, {**OK, "max_tokens" * 8: 1}, "it is not supported; leave it out"),
     ],
 )
 async def test_a_field_of_the_other_route(client, path, body, message):

@@ -18,7 +18,8 @@ from firsttoken.frontend.llm import LLM
 
 # The most that OpenAI allows; a token so far above the others is always chosen.
 _FORCED = 100.0
-_AT_ONCE = 512
+# A round is what is told of between two lines of progress; each ends with a few steps of small batches.
+_AT_ONCE = 128
 
 
 def windows(tokens: Sequence[int], context: int) -> list[list[int]]:
@@ -32,9 +33,10 @@ def windows(tokens: Sequence[int], context: int) -> list[list[int]]:
 
 
 def guesses(
-    llm: LLM, text: Sequence[Sequence[int]], say: Callable[[str], None] = lambda _: None, first: int = 1
+    llm: LLM, text: Sequence[Sequence[int]], tell: Callable[[int], None] = lambda _: None, first: int = 1
 ) -> list[Guess]:
-    """What the engine thinks of each position of ``text`` but the ``first`` of each window. Raises `BenchFailed` for a
+    """What the engine thinks of each position of ``text`` but the ``first`` of each window; ``tell`` is given now and
+    then how many are done. Raises `BenchFailed` for a
     model that gives no finite numbers."""
     found: list[Guess] = []
     asked = [(list(window[:end]), window[end]) for window in text for end in range(first, len(window))]
@@ -48,7 +50,7 @@ def guesses(
         outputs = llm.generate([prompt for prompt, _ in jobs], params)
         for (_, token), output in zip(jobs, outputs, strict=True):
             found.append(_guess(output.outputs[0].logprobs, token, len(found)))
-        say(f"{len(found)} of {len(asked)} positions")
+        tell(len(found))
     return found
 
 

@@ -26,11 +26,12 @@ NAME = "chat"
 HELP = "talk to a model in this terminal"
 EPILOG = """\
 Ctrl-C stops an answer, Ctrl-D or /exit leaves, /reset starts afresh, /help lists the rest. From a pipe, each line
-is a turn and only the answers are printed.
+is a turn and only the answers are printed. With --url what is not said here is the server's to choose: where the
+model says nothing either that is a temperature of 1, at which small models wander.
 
 examples:
   firsttoken chat
-  firsttoken chat --url http://127.0.0.1:8000 --system "You are a pirate."
+  firsttoken chat --url http://127.0.0.1:8000 --temperature 0.2 --system "You are a pirate."
   echo "What is the capital of France?" | firsttoken chat
 """
 

@@ -38,6 +38,8 @@ shown.
 
 # OpenTelemetry's own variables, which count where nothing else is said.
 _OTEL = {"otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT", "otlp_protocol": "OTEL_EXPORTER_OTLP_PROTOCOL"}
+# Of the column of values; longer ones move what follows in their line.
+_VALUE_WIDTH = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +139,15 @@ def _shown(dest: str, value: Any) -> Any:
 
 
 def _print(settings: Iterable[Setting], trouble: str | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_header=False)
+    """A line an option, whole: it may be for grep, and a path that is cut is of no use to anybody."""
+    rows = []
     for one in settings:
         whence = " ".join(word for word in (one.source, one.origin) if word)
-        table.add_row(one.name, _words(one.name, one.value), f"{whence}: {one.why}" if one.why else whence)
-    Console(soft_wrap=True, highlight=False, markup=False).print(table)
+        rows.append((one.name, _words(one.name, one.value), f"{whence}: {one.why}" if one.why else whence))
+    name_width = max(len(name) for name, _, _ in rows)
+    value_width = min(_VALUE_WIDTH, max(len(value) for _, value, _ in rows))
+    for name, value, whence in rows:
+        print(f"{name:<{name_width}}  {value:<{value_width}}  {whence}")
     if trouble is not None:
         print(f"\nnot resolved: {trouble}")
 

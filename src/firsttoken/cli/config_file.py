@@ -8,8 +8,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from firsttoken.cli.options import meant, natural_int, port, positive_int, size, targets, whole_int
+from firsttoken.cli.options import natural_int, port, positive_int, size, targets, whole_int
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.meant import meant
 from firsttoken.core.vllm_options import vllm_hint
 
 # Flags that say nothing about what is served.

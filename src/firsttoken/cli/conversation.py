@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Coroutine, Iterator
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -183,7 +184,9 @@ class RemoteSource:
             with error:
                 if (elsewhere := moved(self._base, error)) is not None:
                     raise AnswerFailed(elsewhere) from None
-                raise AnswerFailed(_error_text(_as_object(error.read(1 << 20)), f"HTTP {error.code}")) from None
+                told = _error_text(_as_object(error.read(1 << 20)), f"HTTP {error.code}")
+                advice = "; give the right key with --api-key" if error.code == HTTPStatus.UNAUTHORIZED else ""
+                raise AnswerFailed(told + advice) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if is_without_tls(reason):

@@ -140,13 +140,17 @@ def _ask(
 
     from firsttoken.bench.accuracy import guesses, windows
     from firsttoken.cli import report
+    from firsttoken.cli.progress import count_progress
     from firsttoken.frontend.llm import LLM
 
     given = msgspec.structs.asdict(args) | {"max_model_len": options.context}
     with LLM(**given) as llm:
         encoded = llm.get_tokenizer().encode(text[: options.tokens * _CHARACTERS], parse_special=False)
         tokens = windows(encoded[: options.tokens], options.context)
-        return report.header(llm.info), tokens, guesses(llm, tokens, say)
+        total = sum(len(window) - 1 for window in tokens)
+        with count_progress("positions", total) as update:
+            found = guesses(llm, tokens, lambda done: update(done, f"by {args.model}"))
+        return report.header(llm.info), tokens, found
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

@@ -32,8 +32,9 @@ from firsttoken.cli import (
     version,
     warm,
 )
-from firsttoken.cli.options import HelpFormatter, meant, set_up_logging
+from firsttoken.cli.options import HelpFormatter, set_up_logging
 from firsttoken.core.errors import ConfigError, FirstTokenError, InvalidRequest
+from firsttoken.core.meant import meant
 from firsttoken.core.vllm_options import vllm_hint
 from firsttoken.observability.logging import logging_setup
 from firsttoken.version import __version__

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from firsttoken.cli.config_file import SECRETS, is_switch, keys_of, read_config
-from firsttoken.cli.options import meant
 from firsttoken.core.errors import ConfigError
+from firsttoken.core.meant import meant
 from firsttoken.server.config import ServerConfig
 from firsttoken.server.key_file import read_keys
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.meant import meant
 from firsttoken.server.body_values import check_values
 from firsttoken.server.errors import ApiError, bad_request
 from firsttoken.server.refusals import refuse_unimplemented, refused_fields
@@ -38,6 +39,8 @@ _NAMES = {
     "object": "an object",
     "str": "a string",
 }
+# A longer one resembles nothing, and comparing takes time.
+_LONGEST_NAME = 64
 _UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
 
 
@@ -51,12 +54,14 @@ class RequestDecoder(Generic[S]):
         self._ids = ids
         self._decoder = msgspec.json.Decoder(struct)
         self._refused = refused_fields(struct)
+        fields = msgspec.structs.fields(struct)
+        self._known = [field.encode_name for field in fields if field.name not in self._refused]
 
     def decode(self, body: bytes) -> S:
         """Raises `ApiError` 400: not JSON, a wrong type, an unknown field, a field we do not implement, too many
         values."""
         check_values(body, self._ids)
-        request = decode_json(self._decoder, body, elsewhere=self._elsewhere)
+        request = decode_json(self._decoder, body, elsewhere=self._elsewhere, known=self._known)
         refuse_unimplemented(request, self._refused)
         return request
 
@@ -66,14 +71,16 @@ def decode_json(
     data: bytes | msgspec.Raw,
     at: str = "",
     elsewhere: Mapping[str, str] = MappingProxyType({}),
+    known: Collection[str] = (),
 ) -> T:
-    """Decode a whole body, or the raw field ``at`` of one; raises `ApiError` 400 naming the place."""
+    """Decode a whole body, or the raw field ``at`` of one; raises `ApiError` 400 naming the place, and the one of
+    ``known`` fields that a misspelt one resembles."""
     try:
         return decoder.decode(data)
     except RecursionError:
         raise bad_request("the JSON is nested too deeply", at or None, "invalid_json") from None
     except msgspec.ValidationError as error:
-        raise _wrong_value(str(error), at, elsewhere) from None
+        raise _wrong_value(str(error), at, elsewhere, known) from None
     except (msgspec.DecodeError, ValueError) as error:
         raise _not_json(bytes(data), str(error), at) from None
 
@@ -94,7 +101,7 @@ async def off_loop(size: int, work: Callable[..., T], *args: Any) -> T:
     return await asyncio.to_thread(work, *args)
 
 
-def _wrong_value(message: str, at: str, elsewhere: Mapping[str, str]) -> ApiError:
+def _wrong_value(message: str, at: str, elsewhere: Mapping[str, str], known: Collection[str] = ()) -> ApiError:
     unknown = _UNKNOWN.search(message)
     path = _PATH.search(message)
     inner = path.group(2).replace("[...]", "") if path else ""
@@ -102,7 +109,8 @@ def _wrong_value(message: str, at: str, elsewhere: Mapping[str, str]) -> ApiErro
     message = _PATH.sub("", message)
     if unknown:
         name = f"{place}.{unknown.group(1)}" if place else unknown.group(1)
-        advice = elsewhere.get(name, "it is not supported; leave it out")
+        guess = "" if place or len(name) > _LONGEST_NAME else meant(name, known)
+        advice = elsewhere.get(name, f"it is not supported; leave it out{guess}")
         return bad_request(f"unknown field {name!r}: {advice}", name, "unknown_parameter")
     subject = place or "the body"
     if path and path.group(1):
