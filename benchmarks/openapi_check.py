@@ -1,12 +1,13 @@
 """Send a running server what fits its OpenAPI document and what does not, and hold its answers to the document.
 
-    firsttoken serve random:tiny-llama
+    firsttoken serve --chat-template benchmarks/clients/chatml_tools.jinja
     python -m benchmarks.openapi_check http://127.0.0.1:8000 --cases 150
 
-schemathesis makes so many bodies and parameters for each route, half of them right and half wrong in one place. No
-answer may be a server error (but for a deadline that the request itself set), have a status, a type or a shape that the
-document does not name, or be a success where the request broke the schema. Tells of each route, when it has been asked,
-what came of the right requests. Exit code 1, with the request, at the first answer that is none of these.
+The model should have text and a template of tools, or most of what fits is refused. schemathesis makes so many bodies
+and parameters for each route, half of them right and half wrong in one place. No answer may be a server error (but for
+a deadline that the request itself set), have a status, a type or a shape that the document does not name, or be a
+success where the request broke the schema. Tells of each route, when it has been asked, what came of the right
+requests. Exit code 1, with the request, at the first answer that is none of these.
 """
 
 from __future__ import annotations
