@@ -117,6 +117,19 @@ async def test_many_inputs_go_a_few_at_a_time_and_a_bad_one_ends_them_all(make_c
         await client.quiet()
 
 
+async def test_a_call_that_has_begun_is_finished_while_the_server_drains(make_client):
+    """Its further inputs were turned away as new requests."""
+    async with make_client(step_s=0.01, max_num_seqs=1) as client:
+        exchange = client.start(EMBED, {"input": ["a"] * 12})
+        while not client.llm.stats.waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        drain = asyncio.create_task(client.llm.drain(10))
+        await asyncio.wait_for(exchange.task, 5)
+        assert exchange.reply.status == 200
+        assert len(exchange.reply.json["data"]) == 12
+        assert await drain
+
+
 async def test_who_leaves_frees_what_he_asked_for(make_client):
     async with make_client(step_s=0.01, max_num_seqs=1) as client:
         exchange = client.start(EMBED, {"input": ["a"] * 50})

@@ -100,16 +100,18 @@ class AsyncLLM(AsyncEngine, AsyncPoolingCalls):
         terms: Terms = DEFAULT_TERMS,
         shown: frozenset[int] = frozenset(),
         pooling: PoolingKind | None = None,
+        goes_on: bool = False,
     ) -> Generation:
         """Send a request to the engine; its ``n`` answers go in one message and may start in the same step.
 
         ``prompt`` is uint32 token ids, ``timeline`` what was stamped on the way here, ``shown`` control tokens that are
-        told as text in any case. With ``pooling`` the answer is a vector; ``params.max_tokens`` must be 0. The caller
-        must read the `Generation` to its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`, `EngineDead`.
+        told as text in any case. With ``pooling`` the answer is a vector; ``params.max_tokens`` must be 0. What
+        ``goes_on`` with a call that has begun is taken while draining, too. The caller must read the `Generation` to
+        its end or `cancel` it. Raises `InvalidRequest`, `EngineDraining`, `EngineDead`.
         """
         link = self._engine.living()
         assert self._admission is not None
-        if self.is_draining:
+        if self.is_draining and not goes_on:
             raise EngineDraining("the server is shutting down and takes no new requests: try another one")
         timeline = Timeline() if timeline is None else timeline
         if not timeline.times:

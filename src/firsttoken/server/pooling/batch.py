@@ -109,6 +109,7 @@ class PoolingBatch:
                 timeline=timeline,
                 terms=self._terms,
                 pooling=self._state.llm.pooling.kind,
+                goes_on=bool(call.generations),
             )
         call.generations.append(generation)
         try:
