@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 
 import pytest
 
 from firsttoken.core.grammar import Grammar
 from firsttoken.engine.stub import Fault
+from firsttoken.server import structured
+from firsttoken.server.structured import CheckedGrammars
 from tests.server.conftest import END
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -90,3 +94,15 @@ async def test_an_answer_that_cannot_go_on_is_an_error_of_that_request(make_clie
         assert "no token" in reply.error["message"]
         stream = await client.chat(response_format={"type": "json_object"}, stream=True)
         assert "no token" in stream.events[-1]["error"]["message"]
+
+
+async def test_no_other_work_in_threads_waits_while_many_grammars_are_looked_at(monkeypatch):
+    """Forty slow ones held back whatever else went to a thread, for nine seconds."""
+    going_on = threading.Event()
+    monkeypatch.setattr(structured, "_compile", lambda grammar: going_on.wait(5))
+    checked = CheckedGrammars()
+    checks = [asyncio.create_task(checked.check(Grammar("regex", f"a{n}"), "guided_regex")) for n in range(40)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(asyncio.to_thread(lambda: None), 2)
+    going_on.set()
+    await asyncio.gather(*checks)
