@@ -35,8 +35,8 @@ def test_an_iterator_stands_for_a_list():
 
 def test_kept_log_probabilities_come_back_as_they_were():
     kept = KeptLogprobs(top=3)
-    kept.add([5, 6], [found(5, 0), found(6, 3)])
-    kept.add([7], [found(7, 5)])
+    kept.add([(5, found(5, 0)), (6, found(6, 3))])
+    kept.add([(7, found(7, 5))])
     assert list(kept) == list(kept) == [(5, found(5, 0)), (6, found(6, 3)), (7, found(7, 3))]
     assert len(kept) == 3
 
@@ -76,3 +76,20 @@ async def test_a_long_answer_comes_whole(make_client):
         assert len(chat.json["choices"][0]["logprobs"]["content"]) == 1000
         plain = await client.complete("ab", max_tokens=3000)
         assert int(plain.headers["content-length"]) == len(plain.body) > 3000
+
+
+async def test_a_long_response_comes_whole(make_client):
+    async with make_client(forever, step_s=0) as client:
+        fields = {"input": "ab", "max_output_tokens": 1000, "include": ["message.output_text.logprobs"]}
+        for kept in (False, True):
+            reply = await client.post("/v1/responses", {**fields, "top_logprobs": 5, "store": kept})
+            assert ("content-length" in reply.headers) is kept
+            assert len(reply.json["output"][0]["content"][0]["logprobs"]) == 1000
+        again = await client.get(f"/v1/responses/{reply.json['id']}")
+        assert again.json == reply.json
+        streamed = await client.post("/v1/responses", {**fields, "top_logprobs": 5, "stream": True})
+        ends = dict(streamed.named_events)
+        told = ends["response.completed" if "response.completed" in ends else "response.incomplete"]["response"]
+        for item in (told["output"][0], ends["response.output_item.done"]["item"]):
+            assert item["content"][0]["logprobs"] == ends["response.output_text.done"]["logprobs"]
+            assert len(item["content"][0]["logprobs"]) == 1000

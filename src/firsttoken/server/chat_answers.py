@@ -148,7 +148,7 @@ class Message:
         if self._token_ids is not None:
             self._token_ids.extend(said.delta.token_ids)
         if self._logprobs is not None:
-            self._logprobs.add(said.delta.token_ids, said.delta.logprobs or ())
+            self._logprobs.add(told_of(said.delta))
         if said.finish_reason is not None:
             self._last = said
 

@@ -320,7 +320,7 @@ class CompletionRoute:
             if job.params.logprobs is not None:
                 if answer.logprobs is None:
                     answer.logprobs = KeptLogprobs(job.params.logprobs)
-                answer.logprobs.add(delta.token_ids, delta.logprobs or ())
+                answer.logprobs.add(told_of(delta))
                 answer.offsets.extend(part.names.offsets(delta.token_ids, offset))
 
         await _flow(job, take)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from firsttoken.core.plan import TokenLogprobs
+from firsttoken.server.encode import Told
 
 
 class KeptLogprobs:
@@ -26,9 +27,9 @@ class KeptLogprobs:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def add(self, token_ids: Sequence[int], found: Sequence[TokenLogprobs]) -> None:
-        """What is told of tokens, one for each."""
-        for token, one in zip(token_ids, found, strict=True):
+    def add(self, told: Iterable[Told]) -> None:
+        """More tokens, each with what is told of it."""
+        for token, one in told:
             top = one.top_ids[: self._top]
             self._tokens.append(token)
             self._counts.append(len(top))
@@ -37,8 +38,8 @@ class KeptLogprobs:
             self._ids.append(one.rank)
             self._ids.extend(top)
 
-    def __iter__(self) -> Iterator[tuple[int, TokenLogprobs]]:
-        """Each token and what is told of it."""
+    def __iter__(self) -> Iterator[Told]:
+        """All of them."""
         at = 0
         for token, count in zip(self._tokens, self._counts, strict=True):
             first, end = at + 1, at + 1 + count

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from firsttoken.server.conversation import Said
 from firsttoken.server.dialects import OpenAIDialect
-from firsttoken.server.encode import TokenNames, to_json, told_of
+from firsttoken.server.encode import TokenNames, Told, in_pieces, to_json, told_of
 from firsttoken.server.errors import ApiError
 from firsttoken.server.responses.body import failed
 from firsttoken.server.responses.output import (
     CallOutput,
-    Logprobs,
     MessageOutput,
     Output,
     OutputItem,
+    Probabilities,
     ReasoningOutput,
-    array_of,
 )
 from firsttoken.text.pieces import Content, Piece
 
@@ -33,17 +33,24 @@ class TokenProbabilities:
     def __init__(self, names: TokenNames, top: int | None) -> None:
         self._names = names
         self._top = top
-        self._waiting: Logprobs = []
+        self._waiting: list[Told] = []
 
     @property
     def asked(self) -> bool:
         return self._top is not None
 
-    def take(self, said: Said) -> Logprobs:
+    def kept(self) -> Probabilities | None:
+        """What a new message keeps those of its tokens in."""
+        return None if self._top is None else Probabilities(self._names, self._top)
+
+    def shown(self, told: list[Told]) -> list[dict[str, Any]]:
+        return list(self._names.chat(told, self._top or 0))
+
+    def take(self, said: Said) -> list[Told]:
         """Those that go with the next text: of ``said``, and of tokens before it that had none."""
         if self._top is None:
             return []
-        self._waiting += [to_json(one) for one in self._names.chat(told_of(said.delta), self._top)]
+        self._waiting += told_of(said.delta)
         if said.pieces and not any(type(piece) is Content for piece in said.pieces):
             self._waiting = []
         if not said.pieces and said.finish_reason is None:
@@ -57,7 +64,7 @@ class ResponseEvents(OpenAIDialect):
     its beginning."""
 
     def __init__(self, described: dict[str, Any], probabilities: TokenProbabilities) -> None:
-        self.output = Output(logprobs=probabilities.asked)
+        self.output = Output(probabilities.kept)
         self._described = described
         self._probabilities = probabilities
         self._number = 0
@@ -68,7 +75,8 @@ class ResponseEvents(OpenAIDialect):
     def begin(self) -> bytes:
         """The events before anything is said."""
         response = to_json(self._described)
-        return self._of_response("created", response) + self._of_response("in_progress", response)
+        events = chain(self._of_response("created", (response,)), self._of_response("in_progress", (response,)))
+        return b"".join(events)
 
     def middle(self, said: Said) -> bytes | None:
         """The events for what neither begins nor ends a response; else None."""
@@ -89,8 +97,13 @@ class ResponseEvents(OpenAIDialect):
         item.texts.append(text)
         return self._delta(text)
 
+    def long(self, said: Said) -> bool:
+        """Whether the events for ``said`` end an item of which more is told than its text."""
+        ends = said.finish_reason is not None or any(type(piece) is not Content for piece in said.pieces)
+        return ends and self._probabilities.asked
+
     def events(self, said: Said) -> Iterator[bytes]:
-        """The events for ``said``; all of them are to be taken."""
+        """The events for ``said``, in pieces; all of them are to be taken."""
         logprobs = self._probabilities.take(said)
         for piece in said.pieces:
             before = self.output.open
@@ -101,8 +114,7 @@ class ResponseEvents(OpenAIDialect):
                 yield from self._closed(closed)
             if item is not before:
                 yield from self._opened(item)
-            if more := self._more(item, piece, logprobs):
-                yield more
+            yield from self._more(item, piece, logprobs)
             if type(piece) is Content:
                 logprobs = []  # they go with the first text of their tokens
         if said.finish_reason is not None:
@@ -112,14 +124,14 @@ class ResponseEvents(OpenAIDialect):
                 yield from self._opened(last)
             yield from self._closed(last)
 
-    def ended(self, response: bytes, finish_reason: str) -> bytes:
-        """The last event, with the encoded response."""
+    def ended(self, response: Iterable[bytes], finish_reason: str) -> Iterator[bytes]:
+        """The last event, with the encoded response, in pieces."""
         return self._of_response("incomplete" if finish_reason == "length" else "completed", response)
 
     def error_event(self, error: ApiError, request_id: str | None) -> bytes:
         if self.output.open is not None:
             self.output.end(complete=False, logprobs=[])
-        return self._of_response("failed", to_json(failed(self._described, self.output.shown(), error)))
+        return b"".join(self._of_response("failed", in_pieces(failed(self._described, self.output.shown(), error))))
 
     # --------------------------------------------------------------------- its events
 
@@ -127,7 +139,7 @@ class ResponseEvents(OpenAIDialect):
         status, item.status = item.status, "in_progress"
         added = self._event("response.output_item.added", {"output_index": item.index, "item": item.shown()})
         item.status = status
-        yield added
+        yield from added
         place: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
         if isinstance(item, CallOutput):
             self._head = _delta_head(_ARGUMENTS, place)
@@ -139,23 +151,24 @@ class ResponseEvents(OpenAIDialect):
         else:
             part = {"type": "reasoning_text", "text": ""}
             self._head = _delta_head(_THOUGHT, place)
-        yield self._event("response.content_part.added", {**place, "part": part})
+        yield from self._event("response.content_part.added", {**place, "part": part})
 
-    def _more(self, item: OutputItem, piece: Piece, logprobs: Logprobs) -> bytes:
+    def _more(self, item: OutputItem, piece: Piece, logprobs: list[Told]) -> Iterator[bytes]:
         text = getattr(piece, "text", "")
         if not text:
-            return b""
+            return
         if isinstance(item, MessageOutput) and item.logprobs is not None:
             self.output.note(logprobs)
             fields = {"item_id": item.id, "output_index": item.index, "content_index": 0, "delta": text}
-            return self._event(_TEXT + ".delta", {**fields, "logprobs": array_of(logprobs)})
-        return self._delta(text)
+            yield from self._event(_TEXT + ".delta", {**fields, "logprobs": self._probabilities.shown(logprobs)})
+        else:
+            yield self._delta(text)
 
     def _closed(self, item: OutputItem) -> Iterator[bytes]:
         place: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
         if isinstance(item, CallOutput):
             fields = {**place, "name": item.start.name, "arguments": item.text}
-            yield self._event(_ARGUMENTS + ".done", fields)
+            yield from self._event(_ARGUMENTS + ".done", fields)
         else:
             assert isinstance(item, MessageOutput | ReasoningOutput)
             place["content_index"] = 0
@@ -164,29 +177,25 @@ class ResponseEvents(OpenAIDialect):
             name = _THOUGHT
             if isinstance(item, MessageOutput):
                 name = _TEXT
-                fields["logprobs"] = part["logprobs"]
-            yield self._event(name + ".done", fields)
-            yield self._event("response.content_part.done", {**place, "part": part})
-        yield self._event("response.output_item.done", {"output_index": item.index, "item": item.shown()})
+                fields["logprobs"] = item.part()["logprobs"]
+            yield from self._event(name + ".done", fields)
+            yield from self._event("response.content_part.done", {**place, "part": part})
+        yield from self._event("response.output_item.done", {"output_index": item.index, "item": item.shown()})
 
     def _delta(self, text: str) -> bytes:
         self._number += 1
         return b'%b%d,"delta":%b}\n\n' % (self._head, self._number - 1, to_json(text))
 
-    def _event(self, name: str, fields: dict[str, Any]) -> bytes:
+    def _event(self, name: str, fields: dict[str, Any]) -> Iterator[bytes]:
         self._number += 1
-        body = to_json({"type": name, "sequence_number": self._number - 1, **fields})
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), body)
+        body = in_pieces({"type": name, "sequence_number": self._number - 1, **fields})
+        return chain((b"event: %b\ndata: " % name.encode(),), body, (b"\n\n",))
 
-    def _of_response(self, status: str, response: bytes) -> bytes:
+    def _of_response(self, status: str, response: Iterable[bytes]) -> Iterator[bytes]:
         self._number += 1
         name = b"response." + status.encode()
-        return b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n' % (
-            name,
-            name,
-            self._number - 1,
-            response,
-        )
+        head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":' % (name, name, self._number - 1)
+        return chain((head,), response, (b"}\n\n",))
 
 
 def _delta_head(name: str, place: dict[str, Any]) -> bytes:

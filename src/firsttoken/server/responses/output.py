@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 import msgspec
 
-from firsttoken.server.encode import to_json
+from firsttoken.server.encode import TokenNames, Told, to_json
+from firsttoken.server.kept_logprobs import KeptLogprobs
 from firsttoken.server.responses.schema import (
     FunctionCallItem,
     Item,
@@ -20,13 +22,23 @@ from firsttoken.server.responses.schema import (
 )
 from firsttoken.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
-# Of one token each, encoded: four events tell them, and to encode those of a long answer takes milliseconds.
-Logprobs = list[bytes]
 
+class Probabilities:
+    """The log-probabilities of a message's tokens."""
 
-def array_of(logprobs: Logprobs) -> msgspec.Raw:
-    """They as one JSON array."""
-    return msgspec.Raw(b"[" + b",".join(logprobs) + b"]")
+    __slots__ = ("_kept", "_names", "_top")
+
+    def __init__(self, names: TokenNames, top: int) -> None:
+        self._kept = KeptLogprobs(top)
+        self._names = names
+        self._top = top
+
+    def add(self, told: Iterable[Told]) -> None:
+        self._kept.add(told)
+
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """For `encode.in_pieces`: four events tell all of them, and each makes them anew."""
+        return self._names.chat(self._kept, self._top)
 
 
 def new_id(prefix: str) -> str:
@@ -45,12 +57,17 @@ class OutputItem(ABC):
     _encoded: msgspec.Raw | None = None
 
     @property
+    def _long(self) -> bool:
+        """More is told of it than its text."""
+        return False
+
+    @property
     def text(self) -> str:
         return "".join(self.texts)
 
     def shown(self) -> dict[str, Any] | msgspec.Raw:
-        """As far as it is made; encoded, once it is complete."""
-        if self.status == "in_progress":
+        """As far as it is made, for `encode.in_pieces`; encoded, once it is complete and where it is short."""
+        if self.status == "in_progress" or self._long:
             return self._fields()
         if self._encoded is None:
             self._encoded = msgspec.Raw(to_json(self._fields()))
@@ -69,13 +86,18 @@ class MessageOutput(OutputItem):
 
     __slots__ = ("logprobs",)
 
-    def __init__(self, index: int, logprobs: Logprobs | None) -> None:
+    def __init__(self, index: int, logprobs: Probabilities | None) -> None:
         super().__init__(new_id("msg"), index)
         self.logprobs = logprobs
 
+    @property
+    def _long(self) -> bool:
+        return self.logprobs is not None
+
     def part(self) -> dict[str, Any]:
-        """Its one part."""
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": array_of(self.logprobs or [])}
+        """Its one part, for `encode.in_pieces`."""
+        logprobs = [] if self.logprobs is None else self.logprobs.shown()
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": logprobs}
 
     def _fields(self) -> dict[str, Any]:
         content = [self.part()] if self.status != "in_progress" else []
@@ -129,10 +151,10 @@ class CallOutput(OutputItem):
 
 
 class Output:
-    """All items of one answer, of which the last may still be open. ``logprobs``: messages keep those of their
-    tokens."""
+    """All items of one answer, of which the last may still be open. ``logprobs`` makes that in which a message keeps
+    those of its tokens, None where nobody asked."""
 
-    def __init__(self, *, logprobs: bool) -> None:
+    def __init__(self, logprobs: Callable[[], Probabilities | None]) -> None:
         self.items: list[OutputItem] = []
         self.open: OutputItem | None = None
         self._logprobs = logprobs
@@ -144,7 +166,7 @@ class Output:
         match piece:
             case Content(text):
                 if not isinstance(before, MessageOutput):
-                    self._begin(MessageOutput(len(self.items), [] if self._logprobs else None))
+                    self._begin(MessageOutput(len(self.items), self._logprobs()))
             case Reasoning(text):
                 if not isinstance(before, ReasoningOutput):
                     self._begin(ReasoningOutput(len(self.items)))
@@ -164,16 +186,16 @@ class Output:
         before.status = "completed"
         return before
 
-    def note(self, logprobs: Logprobs) -> None:
+    def note(self, logprobs: Iterable[Told]) -> None:
         """Those of the tokens of an open message, where somebody asked."""
         if isinstance(self.open, MessageOutput) and self.open.logprobs is not None:
-            self.open.logprobs += logprobs
+            self.open.logprobs.add(logprobs)
 
-    def end(self, *, complete: bool, logprobs: Logprobs) -> OutputItem:
+    def end(self, *, complete: bool, logprobs: Iterable[Told]) -> OutputItem:
         """The answer ends; the item that was open is given: an empty message where nothing was said at all.
         ``logprobs``: those of tokens without a text, as the end token is."""
         if self.open is None:
-            self._begin(MessageOutput(0, [] if self._logprobs else None))
+            self._begin(MessageOutput(0, self._logprobs()))
         self.note(logprobs)
         last = self.open
         assert last is not None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -14,7 +16,7 @@ from firsttoken.server.call import Call
 from firsttoken.server.chat_ask import chat_ask
 from firsttoken.server.conversation import Conversation, Said, open_conversation
 from firsttoken.server.decode import RequestDecoder, off_loop
-from firsttoken.server.encode import TokenNames, to_json
+from firsttoken.server.encode import TokenNames, in_pieces, to_json
 from firsttoken.server.errors import bad_request
 from firsttoken.server.refusals import refuse_unimplemented, refused_fields
 from firsttoken.server.renamed import advised, renamed
@@ -48,8 +50,6 @@ _TYPES = (
 )
 _REFUSED = refused_fields(ChatRequest)
 _SAID = msgspec.json.Decoder(list[dict[str, Any]])
-# Bytes of events that are written in one go: those that end an answer with many log-probabilities have megabytes each.
-_TOGETHER = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,28 +166,28 @@ class ResponsesRoute:
                 await call.start_stream()
                 call.dialect = writer
                 held.append(writer.begin())
-            for event in self._events(call, job, start, writer, said):
-                if sum(map(len, held)) > _TOGETHER:
-                    await call.write(b"".join(held))
-                    held = []
-                held.append(event)
-            if held:
-                await call.write(b"".join(held), last=said.finish_reason is not None)
+            long = writer.long(said)
+            if long:
+                await call.write_pieces(chain(held, writer.events(said)))
+                held = []
+            else:
+                held += writer.events(said)
+            if said.finish_reason is not None:
+                response = await self._ended(call, job, start, writer.output, said.finish_reason)
+                event = writer.ended((response,) if isinstance(response, bytes) else response, said.finish_reason)
+                if long:
+                    await call.write_pieces(event, last=True)
+                else:
+                    await call.write(b"".join([*held, *event]), last=True)
+            elif held:
+                await call.write(b"".join(held))
 
         await conversation.write(call, writer, edge)
-
-    def _events(
-        self, call: Call, job: _Job, start: dict[str, Any], writer: ResponseEvents, said: Said
-    ) -> Iterator[bytes]:
-        yield from writer.events(said)
-        if said.finish_reason is not None:
-            response = self._ended(call, job, start, writer.output, said.finish_reason)
-            yield writer.ended(response, said.finish_reason)
 
     async def _whole(self, call: Call, job: _Job) -> None:
         conversation = job.conversation
         probabilities = TokenProbabilities(self._names, conversation.params.logprobs)
-        output = Output(logprobs=probabilities.asked)
+        output = Output(probabilities.kept)
         reason = ""
 
         def add(said: Said) -> None:
@@ -203,17 +203,24 @@ class ResponsesRoute:
                 output.end(complete=reason != "length", logprobs=logprobs)
 
         await conversation.read(add)
-        response = self._ended(call, job, job.described(), output, reason)
+        response = await self._ended(call, job, job.described(), output, reason)
         header = server_timing_header(conversation.generation.stages())
         await call.reply(200, response, [(b"server-timing", header.encode())])
 
-    def _ended(self, call: Call, job: _Job, start: dict[str, Any], output: Output, finish_reason: str) -> bytes:
-        """The response as it is in the end, encoded; from here on it is kept."""
+    async def _ended(
+        self, call: Call, job: _Job, start: dict[str, Any], output: Output, finish_reason: str
+    ) -> bytes | Iterator[bytes]:
+        """The response as it is in the end, encoded; whole where it is kept, as it is from here on, else in pieces."""
         conversation, request = job.conversation, job.request
         timings = conversation.generation.timings() if request.timings else None
-        response = to_json(ended(start, output.shown(), finish_reason, usage_of(conversation), timings))
-        if job.head.kept:
-            said = b",".join([*job.asked, *map(to_json, to_messages(output.given_back()))])
-            kept = Kept(job.head.id, response, bytes(request.input), b"[" + said + b"]", request.previous_response_id)
-            self._store.put(call.caller.tenant, kept)
+        pieces = in_pieces(ended(start, output.shown(), finish_reason, usage_of(conversation), timings))
+        if not job.head.kept:
+            return pieces
+        if conversation.params.logprobs is None:
+            response = b"".join(pieces)
+        else:
+            response = await asyncio.to_thread(b"".join, pieces)
+        said = b",".join([*job.asked, *map(to_json, to_messages(output.given_back()))])
+        kept = Kept(job.head.id, response, bytes(request.input), b"[" + said + b"]", request.previous_response_id)
+        self._store.put(call.caller.tenant, kept)
         return response
