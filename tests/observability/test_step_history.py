@@ -65,6 +65,13 @@ def test_old_steps_are_forgotten_by_age():
     assert len(history) == 20 * PIECE - first
 
 
+def test_those_at_hand_are_forgotten_by_age_too():
+    history = StepHistory(keep_s=10)
+    for step in range(100):
+        history.add([record(step, 1000.0)])
+    assert ids(history.since(-1)) == list(range(89, 100))
+
+
 def test_memory_is_bounded():
     history = filled(40 * PIECE, max_bytes=100_000, at_hand=PIECE)
     assert 50_000 < history.packed_bytes <= 100_000

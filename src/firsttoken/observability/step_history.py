@@ -69,9 +69,12 @@ class StepHistory:
         self._drop_old()
 
     def _drop_old(self) -> None:
-        if not self._pieces:
+        recent = self._recent
+        if not recent:
             return
-        oldest_ns = self._recent[-1].harvested_ns - self._keep_ns
+        oldest_ns = recent[-1].harvested_ns - self._keep_ns
+        if recent[0].harvested_ns < oldest_ns:  # a slow engine's records at hand reach back further
+            del recent[: bisect_left(recent, oldest_ns, key=_harvested)]
         while self._pieces and (self._pieces[0].harvested_ns < oldest_ns or self._nbytes > self._max_bytes):
             self._nbytes -= len(self._pieces.popleft().data)
             self._packed -= PIECE
