@@ -302,6 +302,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_wrong(
 ) -> None:
     prompts = make_prompts(40, 150)
     expected, _ = start(prefix_caching=False).run(prompts, PARAMS)
+    found = []
     for number in range(3):
         before = set(files_of(tmp_path))
         process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), str(sizes(500))])
@@ -315,7 +316,9 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_wrong(
         engine = start(kv_host_memory=sizes(500), kv_disk=str(tmp_path))
         got, last = engine.run(prompts, PARAMS)
         assert got == expected
-        assert from_tiers(last)[1] > 0
+        found.append(from_tiers(last)[1])
         engine.stop()
         for path in files_of(tmp_path)[::2]:
             path.unlink()
+    # Of one that was killed in its first file nothing is whole, and of a beginning whose file is gone the rest is no use.
+    assert max(found) > 0

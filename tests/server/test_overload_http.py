@@ -25,8 +25,6 @@ from benchmarks.overload_http import (
     server,
 )
 
-pytestmark = pytest.mark.clock
-
 KEYED = """\
 [class.p0]
 max_queue = "10ms"
@@ -72,6 +70,7 @@ async def assert_clean(to: Address) -> None:
 # ------------------------------------------------------------------------- overload
 
 
+@pytest.mark.clock
 async def test_two_hundred_callers() -> None:
     async with server(TARGETS, "--max-num-seqs", str(ROWS)) as (to, _):
         found = await overload(to, clients=200, rounds=3, seed=1)
@@ -103,6 +102,7 @@ def test_what_is_no_answer_is_told() -> None:
 # -------------------------------------------------------------------------- attacks
 
 
+@pytest.mark.clock
 async def test_a_flood_of_one_key_leaves_another_of_its_class_its_part() -> None:
     async with keyed() as (gold, flood, calm):
         await ask(calm, body(2))
@@ -119,6 +119,7 @@ async def test_a_flood_of_one_key_leaves_another_of_its_class_its_part() -> None
         await assert_clean(gold)
 
 
+@pytest.mark.clock
 async def test_a_flood_of_p0_lets_p2_start_in_time() -> None:
     async with keyed() as (gold, _, calm):
         stop = time.monotonic() + 7

@@ -87,9 +87,12 @@ class Answer:
         When a stop string is found the delta ends at the token that completed it, whatever came after. ``tokens`` may
         be kept: they must not change.
         """
-        if finish_reason is None and self._scanner is None:  # nearly always
-            self.num_tokens += len(tokens)
-            return Delta(self.index, self._text_of(tokens), tokens, logprobs, None, stop_reason)
+        if finish_reason is None:  # nearly always
+            if self._scanner is None:
+                self.num_tokens += len(tokens)
+                return Delta(self.index, self._text_of(tokens), tokens, logprobs, None, stop_reason)
+            if len(tokens) == 1 and self.num_tokens >= self._min_tokens:
+                return self._push_one(self._scanner, tokens, logprobs, stop_reason)
         shown = tokens
         if finish_reason == "stop" and tokens and not self._include and tokens[-1] in self._stop_ids:
             shown = tokens[:-1]
@@ -104,6 +107,20 @@ class Answer:
         self.num_tokens += len(kept)
         self.finish_reason = finish_reason
         return Delta(self.index, text, kept, logprobs, finish_reason, reason)
+
+    def _push_one(
+        self, scanner: StopScanner, tokens: list[int], logprobs: list[TokenLogprobs] | None, stop_reason: int | None
+    ) -> Delta:
+        """What `push` does for one token that is not the last: there is nothing to cut."""
+        text = self._text_of(tokens)
+        began = now_ns()
+        found = scanner.push(text)
+        self.scan_ns = now_ns() - began
+        self.num_tokens += 1
+        if isinstance(found, str):
+            return Delta(self.index, found, tokens, logprobs, None, stop_reason)
+        self.finish_reason = "stop"
+        return Delta(self.index, found.text, tokens, logprobs, "stop", found.stop)
 
     def _read(self, tokens: Sequence[int], *, last: bool) -> tuple[str, str | None, int | None]:
         """The text to show now, the stop string found, and how many of ``tokens`` completed it: None for all, and
