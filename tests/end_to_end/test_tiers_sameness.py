@@ -320,5 +320,5 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_wrong(
         engine.stop()
         for path in files_of(tmp_path)[::2]:
             path.unlink()
-    # Of one that was killed in its first file nothing is whole, and of a beginning whose file is gone the rest is no use.
+    # Of one killed in its first file nothing is whole, and where the file of a beginning is gone the rest is of no use.
     assert max(found) > 0
