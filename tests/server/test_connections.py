@@ -306,6 +306,11 @@ async def answered(app, *pieces):
     return transport, scopes
 
 
+def exchange_over(transport, flow):
+    kept = {"default_headers": [], "expects_continue": False, "keep_alive": True}
+    return Exchange({"method": "POST"}, transport, flow, **kept, on_response=lambda: None)
+
+
 async def stream(send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for piece in (b"one", b"two"):
@@ -324,15 +329,7 @@ async def test_a_head_goes_out_with_the_first_bytes_and_each_piece_at_once():
 async def test_a_piece_that_need_not_be_awaited_is_written_at_once_and_a_slow_reader_is_waited_for():
     transport = Socket()
     flow = FlowControl(transport)
-    exchange = Exchange(
-        {"method": "POST"},
-        transport,
-        flow,
-        default_headers=[],
-        expects_continue=False,
-        keep_alive=True,
-        on_response=lambda: None,
-    )
+    exchange = exchange_over(transport, flow)
     with pytest.raises(RuntimeError, match="out of its order"):
         exchange.write(b"early")
     await exchange.send({"type": "http.response.start", "status": 200})
@@ -447,26 +444,14 @@ async def test_an_application_that_says_nothing_is_a_500():
 async def test_who_watches_a_caller_hears_of_his_leaving_once_and_not_after_the_end():
     left = []
 
-    def exchange():
-        scope = {"method": "POST"}
-        return Exchange(
-            scope,
-            Socket(),
-            FlowControl(Socket()),
-            default_headers=[],
-            expects_continue=False,
-            keep_alive=True,
-            on_response=lambda: None,
-        )
-
-    gone = exchange()
+    gone = exchange_over(Socket(), FlowControl(Socket()))
     gone.watch(lambda: left.append("gone"))
     gone.lost()
     gone.lost()
     gone.watch(lambda: left.append("late"))  # who comes later is told at once
     assert left == ["gone", "late"]
     assert (await gone.receive())["type"] == "http.disconnect"
-    done = exchange()
+    done = exchange_over(Socket(), FlowControl(Socket()))
     done.watch(lambda: left.append("done"))
     await done.send({"type": "http.response.start", "status": 200})
     await done.send({"type": "http.response.body"})
