@@ -10,36 +10,47 @@ processor's time of each, with that of its mask and of looks after the answer's 
 little of that.
 
 *Engine*: answers that are held and answers that are free, one of each in turn, of equally many tokens: the time to the
-first token with the schema compiled already, and the median gap between tokens, as ratios of the two.
+first token with the schema compiled already, and the median gap between tokens, as ratios of the two. `steps_us` tells
+from a GPU engine's own records what a decode step of each took, medians in us: `every` from one's end to the next
+one's, `device` by the device's clock from the first kernel to the last, `plan` from planning to launched, `harvest`
+from the end until the loop had read it; and of held ones what the host did (`core.plan.HeldTimes`).
 
 Of ratios the median is told with the interval that holds it in 95 of 100 draws of as many pairs (bootstrap).
 
     python benchmarks/grammar.py --output-json benchmarks/results/cpu/grammar.json
     python -m benchmarks.grammar --model FOLDER --device cuda --only engine    # does a GPU's step hide the mask?
+    python -m benchmarks.grammar --model random:llama-3.1-8b --quantization int4 --tokenizer FOLDER --device cuda \
+        --only engine                                                          # the same where a step takes 2 ms
 
-Needs the model's files (`firsttoken pull smollm2`).
+Needs the model's files (`firsttoken pull smollm2`). Where ``--tokenizer`` names a folder, MODEL speaks with the
+tokenizer of that one: a model of random weights has none.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from firsttoken.bench.steps import StepsConfig, open_executor
+from firsttoken.checkpoint.hf_write import config_values, write_config, write_text_files
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.cli.report import header
 from firsttoken.core.engine_args import DEFAULT_MODEL, EngineArgs
 from firsttoken.core.grammar import Grammar
-from firsttoken.core.plan import RowStart, RowWork, StepPlan
+from firsttoken.core.plan import HeldTimes, RowStart, RowWork, StepPlan
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.step_record import StepRecord
 from firsttoken.frontend.async_llm import AsyncLLM
 from firsttoken.grammar.grammars import Grammars
 from firsttoken.text.tokenizer import Tokenizer
@@ -233,8 +244,48 @@ def measure_steps(model: str, steps: int, rounds: int) -> dict[str, Any]:
     }
 
 
-async def measure_engine(model: str, device: str, tokens: int, rounds: int) -> dict[str, Any]:
-    llm = await AsyncLLM.launch(EngineArgs(model=model, device=device, offline=True))
+@contextlib.contextmanager
+def speaking_as(model: str, tokenizer: str | None) -> Iterator[str]:
+    """``model``, or one of its shape and of random weights that speaks with the tokenizer of a folder."""
+    if tokenizer is None:
+        yield model
+        return
+    words = open_checkpoint(tokenizer, offline=True)
+    values = config_values(open_checkpoint(model, offline=True))
+    ends = {"bos_token_id": words.generation.bos_token_id, "eos_token_id": list(words.generation.eos_token_ids)}
+    with tempfile.TemporaryDirectory() as folder:
+        write_text_files(words, Path(folder), None)
+        write_config(Path(folder), values | ends)
+        yield f"random:{folder}"
+
+
+def median_us(values: Sequence[int]) -> float | None:
+    return round(statistics.median(values) / 1e3, 1) if values else None
+
+
+def step_times(records: Sequence[StepRecord]) -> dict[str, Any]:
+    """Of decode steps alone, those of free answers and those of held ones; nothing of a device that works on masks
+    itself, whose records do not tell which steps these are."""
+    told: dict[str, Any] = {}
+    if not any(one.held for one in records):
+        return told
+    for name in ("free", "held"):
+        steps = [one for one in records if not one.prefill_tokens and (one.held is None) == (name == "free")]
+        told[name] = {
+            "steps": len(steps),
+            "every": median_us([b.ended_ns - a.ended_ns for a, b in pairwise(steps) if b.step_id == a.step_id + 1]),
+            "device": median_us([one.ended_ns - one.started_ns for one in steps]),
+            "plan": median_us([one.submitted_ns - one.planned_ns for one in steps]),
+            "harvest": median_us([one.harvested_ns - one.ended_ns for one in steps]),
+        }
+    times = [one.held for one in records if one.held is not None and not one.prefill_tokens]
+    for field in HeldTimes.__struct_fields__:
+        told["held"][field.removesuffix("_ns")] = median_us([getattr(one, field) for one in times])
+    return told
+
+
+async def measure_engine(engine: EngineArgs, tokens: int, rounds: int) -> dict[str, Any]:
+    llm = await AsyncLLM.launch(engine)
     try:
         prompt = await llm.tokenize(PROMPT)
         free = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
@@ -243,7 +294,10 @@ async def measure_engine(model: str, device: str, tokens: int, rounds: int) -> d
         held = SamplingParams(max_tokens=room, temperature=0, grammar=Grammar("json_schema", schema()))
         first: dict[str, list[float]] = {"free": [], "held": []}
         gaps: dict[str, list[float]] = {"free": [], "held": []}
+        first_step = 0
         for round_ in range(rounds + 1):
+            if round_ == 1:  # the first made things ready
+                first_step = max([step.step_id for step in llm.steps.last(1)], default=0)
             for name, params in (("free", free), ("held", held)):
                 began = last = time.perf_counter()
                 generation = llm.open(prompt, params)
@@ -255,7 +309,7 @@ async def measure_engine(model: str, device: str, tokens: int, rounds: int) -> d
                     seen += len(delta.token_ids)
                     if seen >= tokens:
                         generation.cancel()
-                if round_:  # the first makes things ready
+                if round_:
                     first[name].append(1e3 * times[0])
                     gaps[name].append(1e3 * statistics.median(times[1:]))
                 else:
@@ -268,6 +322,7 @@ async def measure_engine(model: str, device: str, tokens: int, rounds: int) -> d
             "ttft_added_ms": round(statistics.median(added), 2),
             "gap_ms": {name: round(statistics.median(values), 3) for name, values in gaps.items()},
             "gap_ratio": ratio(gaps["held"], gaps["free"]),
+            "steps_us": step_times(llm.steps.since(first_step)),
         }
     finally:
         await llm.shutdown()
@@ -280,6 +335,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--steps", type=int, default=400, help="tokens of an answer in the measurement of steps")
     parser.add_argument("--device", default="auto", help="of the engine")
+    parser.add_argument("--quantization", default="auto", help="of the engine")
+    parser.add_argument("--max-model-len", type=int, help="of the engine")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="with which the engine's model speaks")
     parser.add_argument("--only", choices=("libraries", "steps", "engine"), action="append")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
@@ -290,7 +348,15 @@ def main() -> None:
     if "steps" in wanted:
         result["steps"] = measure_steps(args.model, args.steps, 2)
     if "engine" in wanted:
-        result["engine"] = asyncio.run(measure_engine(args.model, args.device, args.tokens, args.rounds))
+        with speaking_as(args.model, args.tokenizer) as model:
+            engine = EngineArgs(
+                model=model,
+                device=args.device,
+                quantization=args.quantization,
+                max_model_len=args.max_model_len,
+                offline=True,
+            )
+            result["engine"] = asyncio.run(measure_engine(engine, args.tokens, args.rounds))
     print(json.dumps(result, indent=2))
     if args.output_json:
         args.output_json.parent.mkdir(parents=True, exist_ok=True)

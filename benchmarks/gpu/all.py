@@ -175,6 +175,17 @@ CASES = (
         small=(*ON_CPU, "--rounds", "1", "--tokens", "8"),
     ),
     Case(
+        "grammar_8b",
+        (
+            "benchmarks.grammar", "--model", "{large}", "--quantization", "int4", "--tokenizer", "{model}",
+            "--max-model-len", "8192", "--device", "cuda", "--only", "engine", "--output-json", "{out}",
+        ),
+        150,
+        (Target("engine.gap_ratio.p50", 1.02),),
+        needs=("{model}",),
+        small=(*ON_CPU, "--quantization", "none", "--max-model-len", "2048", "--rounds", "1", "--tokens", "8"),
+    ),
+    Case(
         "engine_restart",
         ("benchmarks.engine_restart", "{model}", "--output-json", "{out}"),
         240,

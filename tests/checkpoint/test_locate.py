@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from firsttoken.checkpoint.families import FAMILIES
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.checkpoint.shapes import SHAPES, tensor_shapes
 from firsttoken.core.errors import CheckpointError
+from tests.support.byte_tokenizer import VOCAB_SIZE, byte_tokenizer_spec
 
 
 def test_folder_and_gguf(write_folder: Any, write_gguf: Any, tmp_path: Path) -> None:
@@ -130,6 +132,29 @@ def test_random_tensors_have_shapes_but_no_bytes(shape: str) -> None:
     family = FAMILIES[checkpoint.config.architecture]
     assert checkpoint.config.qk_norm == family.qk_norm
     assert len({open_checkpoint(f"random:{other}").fingerprint for other in SHAPES}) == len(SHAPES)
+
+
+def test_a_folder_without_weights_is_a_model_of_random_ones_with_its_own_words(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    byte_tokenizer_spec(tmp_path)
+    checkpoint = open_checkpoint(f"random:{tmp_path}")
+    assert (checkpoint.source, checkpoint.path) == ("random", f"random:{tmp_path}")
+    assert checkpoint.tokenizer is not None
+    assert {name: info.shape for name, info in checkpoint.tensors.infos().items()} == tensor_shapes(checkpoint.config)
+    rounded = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}}
+    (tmp_path / "config.json").write_text(json.dumps(config | rounded))
+    with pytest.raises(CheckpointError, match="leave its quantization_config out"):
+        open_checkpoint(f"random:{tmp_path}")
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

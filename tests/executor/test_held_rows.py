@@ -104,6 +104,18 @@ def test_masks_come_in_time_where_no_step_is_ahead(checkpoint):
     assert held[1] == (30, None)
 
 
+def test_a_step_tells_where_its_host_was_when_it_held_rows(checkpoint):
+    driver = Driver(make_executor(checkpoint))
+    driver.executor.hold_to(Scripts({0: Script([{5}])}))
+    _, start = driver.start(0, prompt(9, 1), HELD)
+    times = driver.submit([RowWork(0, 0, 9, True)], [start]).result().held
+    assert times is not None
+    assert min(times.mask_ns, times.upload_ns, times.launch_ns, times.take_ns) > 0
+    _, start = driver.start(1, prompt(9, 1), FREE)
+    assert driver.submit([RowWork(1, 0, 9, True)], [start]).result().held is None
+    driver.executor.close()
+
+
 def test_one_that_cannot_go_on_ends_with_its_reason_and_no_other_does(checkpoint):
     held, free = run(checkpoint, {0: Script([{5}, {6}], fails_at=1)}, 2, ahead=1)
     assert held[0] == (5, None)

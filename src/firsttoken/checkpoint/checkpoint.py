@@ -71,8 +71,8 @@ class CheckpointText:
 class Checkpoint:
     """An opened model. No weight has been read; `tensors` maps the file and reads on demand.
 
-    ``name`` is what the model is served as, ``path`` where it came from (the folder or file, or ``random:<shape>``),
-    ``fingerprint`` its content's identity (never its name): the root of the KV prefix chain.
+    ``name`` is what the model is served as, ``path`` where it came from (the folder or file, or ``random:`` and a shape
+    or folder), ``fingerprint`` its content's identity (never its name): the root of the KV prefix chain.
 
     ``read_text`` is called when text is first asked for: an engine, which knows token ids only, starts without it. So
     `generation`, `tokenizer` and `chat_template` raise `CheckpointError` for files that are damaged.
@@ -92,7 +92,7 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> TokenizerSpec | None:
-        """None for ``random:`` and for a folder that has no ``tokenizer.json``."""
+        """None for ``random:<shape>`` and for a folder that has no ``tokenizer.json``."""
         return self._text.tokenizer
 
     @property

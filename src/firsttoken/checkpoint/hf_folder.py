@@ -20,7 +20,7 @@ from firsttoken.checkpoint.json_files import JSONObject, read_object
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.checkpoint.quantized.tensors import QuantizedTensors, refuse_parts
 from firsttoken.checkpoint.safetensors_files import SafetensorsFiles
-from firsttoken.checkpoint.shapes import tensor_shapes
+from firsttoken.checkpoint.shapes import PREFIX, random_checkpoint, tensor_shapes
 from firsttoken.core.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
@@ -52,6 +52,19 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
         tensors=_tensors(files, config, str(folder)),
         read_text=partial(_read_text, folder, source),
     )
+
+
+def open_folder_without_weights(folder: Path) -> Checkpoint:
+    """A model of the folder's configuration and text whose weights are drawn: none need be there. Raises
+    `CheckpointError`, also for a configuration of rounded weights, which are not drawn."""
+    source = read_folder_config(folder)
+    config = read_config(source)
+    if config.quantized is not None:
+        raise CheckpointError(
+            "says that weights are rounded, and random ones are not: leave its quantization_config out",
+            file=str(folder / CONFIG_FILE),
+        )
+    return random_checkpoint(f"{PREFIX}{folder}", config, partial(_read_text, folder, source))
 
 
 def _tensors(files: SafetensorsFiles, config: ModelConfig, path: str) -> TensorSource:

@@ -11,7 +11,7 @@ from msgspec import structs
 from firsttoken.checkpoint.aliases import ALIASES, Alias, alias_path
 from firsttoken.checkpoint.checkpoint import Checkpoint, CheckpointText
 from firsttoken.checkpoint.gguf_checkpoint import open_gguf
-from firsttoken.checkpoint.hf_folder import open_folder
+from firsttoken.checkpoint.hf_folder import open_folder, open_folder_without_weights
 from firsttoken.checkpoint.hub import REPOSITORY_ID, fetch_repository
 from firsttoken.checkpoint.progress import OnProgress
 from firsttoken.checkpoint.pull import pull
@@ -31,7 +31,8 @@ def open_checkpoint(
 
     The first rule that fits decides:
 
-    1. ``random:<shape>``: that shape without weights;
+    1. ``random:<shape>``: that shape without weights; ``random:<folder>`` the same of a folder's configuration, with
+       its tokenizer;
     2. the name of an alias (``smollm2``): its file in ``cache``, even when a folder of that name is at hand
        (write ``./smollm2`` for the folder);
     3. a path that exists: a folder in Hugging Face layout, or a ``.gguf`` file;
@@ -42,6 +43,9 @@ def open_checkpoint(
     Raises `CheckpointError` that says what was tried.
     """
     if model.startswith(PREFIX):
+        shape = model.removeprefix(PREFIX)
+        if shape and shape not in SHAPES and _exists(folder := Path(shape).expanduser(), model):
+            return open_folder_without_weights(folder)
         return open_random(model)
     if model in ALIASES:
         return _advised(open_gguf(_alias_file(model, cache, offline, on_progress), name=model), ALIASES[model])
@@ -55,7 +59,7 @@ def open_checkpoint(
         return open_folder(folder, name=model)
     raise CheckpointError(
         f"{model!r:.200} is none of what a model may be: a folder or .gguf file (no such path), an alias "
-        f"({', '.join(ALIASES)}), a hub repository (owner/name), random:<shape> ({', '.join(SHAPES)})"
+        f"({', '.join(ALIASES)}), a hub repository (owner/name), random:<shape or folder> (shapes: {', '.join(SHAPES)})"
     )
 
 

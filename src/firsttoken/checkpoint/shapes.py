@@ -1,12 +1,12 @@
-"""``random:<shape>``: published configurations without weights, for benchmarks, and tiny odd ones for tests."""
+"""Models of drawn weights: published configurations without weights, for benchmarks, and tiny odd ones for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from firsttoken.checkpoint.checkpoint import Bytes, Checkpoint, TensorInfo
+from firsttoken.checkpoint.checkpoint import Bytes, Checkpoint, CheckpointText, TensorInfo
 from firsttoken.checkpoint.fingerprint import fingerprint_text
 from firsttoken.checkpoint.model_config import ModelConfig, RopeConfig
 from firsttoken.core.errors import CheckpointError
@@ -193,8 +193,19 @@ def open_random(model: str, name: str | None = None) -> Checkpoint:
     """Open ``random:<shape>``; raises `CheckpointError` listing the shapes when it is not one of them."""
     shape = model.removeprefix(PREFIX)
     if shape not in SHAPES:
-        raise CheckpointError(f"{shape!r:.80} is not a known shape; known are {', '.join(SHAPES)}", file=model)
-    config = SHAPES[shape]
+        raise CheckpointError(
+            f"{shape!r:.80} is not a known shape, nor a folder; known are {', '.join(SHAPES)}", file=model
+        )
+    return random_checkpoint(model, SHAPES[shape], name=name)
+
+
+def random_checkpoint(
+    model: str,
+    config: ModelConfig,
+    read_text: Callable[[], CheckpointText] = CheckpointText,
+    name: str | None = None,
+) -> Checkpoint:
+    """A model of this configuration whose weights are drawn, called ``model``."""
     return Checkpoint(
         name=name or model,
         source="random",
@@ -202,4 +213,5 @@ def open_random(model: str, name: str | None = None) -> Checkpoint:
         config=config,
         fingerprint=fingerprint_text("random", msgspec.json.encode(config)),
         tensors=RandomTensors(model, config),
+        read_text=read_text,
     )

@@ -123,13 +123,25 @@ class RowSample(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class HeldTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where the host's time went in a step with rows that are held to grammars, in ns and in this order: it waited for
+    their masks, handed them to the device, launched the choice of tokens, was told of those some time after the device
+    had chosen them, and had the rows take them."""
+
+    mask_ns: int
+    upload_ns: int
+    launch_ns: int
+    hear_ns: int
+    take_ns: int
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """What a step produced: one `RowSample` for each work item with ``sample``, in the plan's order.
 
     ``forward_ns`` and ``sample_ns`` are device (or compute-thread) time of the two segments; ``captured`` is True when
     the forward segment was one launch of a graph. Not ``typical`` is a step that took longer than the next one of its
     shape will, because something was done for the first time. A device that pads names the shape (``graph``) and how
-    many token rows it has (``shape_tokens``).
+    many token rows it has (``shape_tokens``). ``held`` are the host's times where rows were held.
     """
 
     step_id: int
@@ -142,6 +154,7 @@ class StepResult(msgspec.Struct, frozen=True):
     typical: bool = True
     graph: str = ""
     shape_tokens: int = 0
+    held: HeldTimes | None = None
 
 
 PLAN_ENCODER = msgspec.msgpack.Encoder()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
+from firsttoken.core.plan import HeldTimes
+
 # Of a step's prompts so many are named.
 MAX_NAMED_PROMPTS = 8
 
@@ -27,6 +29,8 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``run_queue_ns`` for a processor (0 where the kernel does not tell); and ``copied_bytes_in`` of KV were seen to have
     come from host memory and ``copied_bytes_out`` to have gone there, for which the streams beside compute took
     ``copy_ns`` together, by the device's clock.
+
+    ``held`` are the host's times of a step with rows that are held to grammars, on a device beside which it works.
     """
 
     step_id: int
@@ -53,3 +57,4 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prefill_pairs: int = 0
     prefill_reach: int = 0
     decode_context: int = 0
+    held: HeldTimes | None = None

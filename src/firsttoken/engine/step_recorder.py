@@ -88,6 +88,7 @@ class StepRecorder:
             load.prefill_pairs,
             load.prefill_reach,
             load.decode_context,
+            result.held,
         )
         self.ledger.append(record)
         self._untold.append(record)

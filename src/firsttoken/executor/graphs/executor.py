@@ -464,11 +464,11 @@ class GraphExecutor:
     ) -> StepResult:
         self._places[index].end.synchronize()
         began_there, ended_there = self._results.times(index)
-        ended = self._clock.host_ns(ended_there, now_ns())
+        now = now_ns()
+        ended = self._clock.host_ns(ended_there, now)
         device_ns = ended_there - began_there
         samples = self._results.read(index, sampled, wanted)
-        if held is not None:
-            held.finish(samples)
+        times = None if held is None else held.finish(samples, now - ended)
         return StepResult(
             step_id=step_id,
             samples=results(reads, samples) if reads else samples,
@@ -479,4 +479,5 @@ class GraphExecutor:
             typical=captured,
             graph=shape.key,
             shape_tokens=shape.tokens,
+            held=times,
         )

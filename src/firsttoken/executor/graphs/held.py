@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import ConstraintFailed
-from firsttoken.core.plan import RowSample, RowStart
+from firsttoken.core.plan import HeldTimes, RowSample, RowStart
 from firsttoken.grammar.grammars import Grammars, row_beside_of
 from firsttoken.kernels.sample.state import Outputs
 from firsttoken.sampling.constraint import MOST_REFUSALS, Constraint
@@ -57,16 +58,23 @@ class HeldRows:
         self._errors: dict[int, str] = {}
         self._open = set(self._rows)  # that have not taken the step's token
         self._masks: Masks | None = None
+        self._mask_ns = self._upload_ns = self._launch_ns = 0
 
     def choose(self, sampler: DeviceSampler, outputs: Outputs, sample: Callable[[], None]) -> None:
         """Choose the step's tokens by ``sample``, which launches what leaves them in ``outputs``: again and again where
         tokens are looked at. It must depend on no kernel before it: a copy comes between."""
-        rows = 1 + max(self._rows)
+        rows, now = 1 + max(self._rows), now_ns()
         masks = self._make_masks(rows, -(-sampler.vocab_size // 32))
         careful = any(self._rows[index].may_refuse for index in self._open)
+        masked = now_ns()
+        self._mask_ns = masked - now
         for round_ in range(MOST_REFUSALS + 2):
+            now = now_ns()
             sampler.set_masks(masks)
+            uploaded = now_ns()
             sample()
+            self._upload_ns += uploaded - now
+            self._launch_ns += now_ns() - uploaded
             if not careful or not self._settle(outputs.tokens[:rows].tolist(), outputs.errors[:rows].tolist(), round_):
                 return
 
@@ -105,8 +113,10 @@ class HeldRows:
                 self._fail(index, error)
         return again
 
-    def finish(self, samples: list[RowSample]) -> None:
-        """The step's results were read: the rows take their tokens, and the samples of those that failed say so."""
+    def finish(self, samples: list[RowSample], hear_ns: int) -> HeldTimes:
+        """The step's results were read, so long after the device had them: the rows take their tokens, and the samples
+        of those that failed say so."""
+        now = now_ns()
         for index in sorted(self._open):
             if samples[index].error is None:
                 try:
@@ -119,6 +129,7 @@ class HeldRows:
         self._open.clear()
         for index, error_text in self._errors.items():
             samples[index] = msgspec.structs.replace(samples[index], token=0, logprobs=None, error=error_text)
+        return HeldTimes(self._mask_ns, self._upload_ns, self._launch_ns, hear_ns, now_ns() - now)
 
     def _only(self, index: int, token: int) -> None:
         assert self._masks is not None
