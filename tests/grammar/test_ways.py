@@ -87,6 +87,7 @@ def test_a_long_answer_with_a_budget_of_twice_its_least_is_hardly_looked_after(a
     row = answers.row(grammar, 2 * answers.compiled(grammar).needed)
     said = json.dumps({name: ["words", 12, "green"][index % 3] for index, name in enumerate(names)}).encode()
     for byte in said:
+        assert not row.may_refuse  # or its step's tokens were read before the next step could be launched
         assert row.take(byte)
     assert len(looks) < len(said) / 6
     assert not searches

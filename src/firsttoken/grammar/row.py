@@ -98,8 +98,9 @@ class GrammarRow:
             return False  # the mask leaves the one token
         if growth is None or not self._bound:
             return True
-        room = ((self._left - 1 + self._anchor) // 2 - self._bound - self._longest) // growth  # for so many pieces
-        return room < pieces.most and room < int(pieces.count[_ids(self.mask(), len(pieces.count))].max(initial=0))
+        # A token of so many pieces is taken whether a way is found or not.
+        room = (self._left - 1 - self._bound - self._longest) // growth
+        return room < pieces.most and (room < 0 or bool((self.mask() & pieces.longer[room]).any()))
 
     def take_way_out(self) -> int:
         """Take the first token of a way to the end. Raises `ConstraintFailed` where there is none that fits."""
@@ -210,7 +211,3 @@ def _words(tokens: Sequence[int], count: int) -> Mask:
     for token in tokens:
         words[token >> 5] |= np.uint32(1 << (token & 31))
     return words.view(np.int32)
-
-
-def _ids(mask: Mask, vocab_size: int) -> NDArray[np.int64]:
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little"))

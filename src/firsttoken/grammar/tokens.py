@@ -51,12 +51,14 @@ class _Vocabulary:
 @dataclass(frozen=True)
 class Pieces:
     """Of each token (arrays [V]): into how many pieces JSON's beginners cut it (`growth`), ``most`` of all, and whether
-    its first and its last byte are part of a run."""
+    its first and its last byte are part of a run. ``longer`` are masks (int32 [most, ceil(V / 32)]) of the tokens of
+    more than so many pieces: to look for one among those that a mask allows takes a microsecond."""
 
     most: int
     count: NDArray[np.int64]
     begins_in_run: NDArray[np.bool_]
     ends_in_run: NDArray[np.bool_]
+    longer: NDArray[np.int32]
 
     @classmethod
     def of(cls, tokens: list[bytes]) -> Pieces:
@@ -72,11 +74,16 @@ class Pieces:
         before = np.concatenate([[0], np.cumsum(begins)])
         some = lengths > 0
         count = before[ends] - before[starts]
+        most = int(count.max(initial=0))
+        padded = np.zeros(32 * -(-len(count) // 32), dtype=np.int64)
+        padded[: len(count)] = count
+        longer = [np.packbits(padded > pieces, bitorder="little").view(np.int32) for pieces in range(most)]
         return cls(
-            most=int(count.max(initial=0)),
+            most=most,
             count=count,
             begins_in_run=some & in_run[np.minimum(starts, len(flat) - 1)],
             ends_in_run=some & in_run[np.maximum(ends - 1, 0)],
+            longer=np.array(longer, dtype=np.int32),
         )
 
 
