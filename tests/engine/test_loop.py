@@ -140,6 +140,17 @@ def test_a_device_that_fails_in_closing_leaves_the_channel_closed(start, monkeyp
     assert "the device is gone" in str(engine.error)
 
 
+def test_what_a_step_brought_is_told_before_the_executor_settles(start, depth, monkeypatch):
+    """It may wait there for the masks of rows that are held to grammars."""
+    engine = start(count_up, depth=depth)
+    untold = []
+    monkeypatch.setattr(engine.executor, "settle", lambda: untold.append(len(engine.loop._deltas)))
+    engine.submit(ask(1, [5], max_tokens=6), ask(2, [7], max_tokens=6))
+    engine.collect([1, 2])
+    assert len(untold) >= 6
+    assert not any(untold)
+
+
 def test_an_idle_engine_beats(start):
     engine = start(count_up)
     first = engine.messages.get(timeout=5).stats

@@ -11,6 +11,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.kernels.sample import reference as draws
 from firsttoken.kernels.sample.state import CHUNK, Outputs
 from firsttoken.sampling import reference
+from firsttoken.sampling.device import sampler as device_sampler
 from firsttoken.sampling.device.params import KIND_NEEDS, Needs
 from firsttoken.sampling.device.results import read
 from firsttoken.sampling.device.sampler import DeviceSampler
@@ -312,6 +313,34 @@ def test_what_does_not_fit_is_refused():
         bench.start(0, SamplingParams(logit_bias={30: 1.0}), seed=0)
     with pytest.raises(ValueError, match="token ids must be in 0 to 29, got 3 to 30"):
         sampler.start(0, SamplingParams(presence_penalty=1), 0, np.array([3, 30]), 1)
+
+
+def test_masked_rows_without_other_edits_choose_likewise_whatever_the_chunk(monkeypatch):
+    """Their segment leaves out what lists and penalties need, so that a graph may hold it."""
+    monkeypatch.setattr(device_sampler, "edit", None)
+    monkeypatch.setattr(device_sampler, "forbid", None)
+    vocab = CHUNK + 71
+    params = [GREEDY, SamplingParams(temperature=0.9), SamplingParams(top_p=0.8), GREEDY]
+    bench = Bench(vocab, params)
+    sampler, words = bench.sampler, -(-vocab // 32)
+    allowed = [[3, 40, CHUNK + 5, vocab - 1], range(CHUNK - 40, vocab), range(0, vocab, 7), range(vocab)]
+    masks = np.zeros((4, words), dtype=np.int32)
+    for slot in range(3):
+        row = sampler.take(slot, params[slot], 100 + slot, PROMPT, masked=True)
+        sampler.words[slot] = torch.from_numpy(row).view(torch.int32)
+        sampler.equip(slot, params[slot], bench.table[slot, :KNOWN].numpy())
+        bits = np.zeros(32 * words, dtype=np.bool_)
+        bits[list(allowed[slot])] = True
+        masks[slot] = np.packbits(bits, bitorder="little").view(np.int32)
+    sampler.set_masks(masks)
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(5))
+    out, _ = bench.sample(logits, [0, 1, 2, 3])
+    assert not out.errors.any()
+    for slot, token in enumerate(out.tokens.tolist()):
+        left = torch.full((vocab,), -torch.inf)
+        left[list(allowed[slot])] = logits[slot, list(allowed[slot])]
+        expected = bench.expected(left, slot)
+        assert expected[token] >= expected.max() - 1e-4
 
 
 def test_no_rows_is_no_work():

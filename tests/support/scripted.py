@@ -39,6 +39,9 @@ class ScriptedExecutor:
     def idle(self) -> bool:
         return False
 
+    def settle(self) -> None:
+        pass
+
     def submit(self, plan: StepPlan, lane: str = "main") -> Future:
         future: Future = Future()
         self._queue.put((PLAN_DECODER.decode(PLAN_ENCODER.encode(plan)), future))

@@ -2,7 +2,7 @@
 
 Order within a turn, and why: messages are drained first, so that a request that arrived while a step ran joins the
 next one and an abort frees its blocks before they are planned for; results are emitted before the next plan is made,
-because a first token should not wait for bookkeeping.
+because a first token should not wait for bookkeeping, nor for what the executor `settle`s.
 """
 
 from __future__ import annotations
@@ -188,6 +188,7 @@ class EngineLoop:
         if self._launch() and self._flying:
             self._harvest()
         self._emit()
+        self._executor.settle()
         self._check_when_idle()
 
     @property

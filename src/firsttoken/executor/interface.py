@@ -32,6 +32,12 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan, lane: str = MAIN_LANE) -> StepHandle: ...
 
+    def settle(self) -> None:
+        """Called when all results that were read have been told: launch what is still to be launched of submitted
+        steps. Of rows that are held to grammars a token is chosen when the one before is known, and waits here for the
+        mask after it, while the device computes. Later calls do the same when they must."""
+        ...
+
     def idle(self) -> bool:
         """Called when nothing is to be computed: do a little of what may be done ahead (tens of milliseconds at most).
         True when more of it is left."""

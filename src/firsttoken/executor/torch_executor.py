@@ -91,6 +91,9 @@ class TorchExecutor:
         self._queue.put((plan, future))
         return future
 
+    def settle(self) -> None:
+        """The lane's thread does all of a step."""
+
     def idle(self) -> bool:
         """Nothing is done ahead."""
         return False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from firsttoken.executor.ahead.plan import Key
+from firsttoken.executor.ahead.plan import GREEDY, RANDOM, Key
+from firsttoken.executor.graphs.profiles import ShapeTable
 from firsttoken.models.step_view import Logits
 
 # A prefill of more tokens takes the GPU longer than its launches take the host.
@@ -18,10 +19,25 @@ MOST_GRAPHS = 256
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """A captured step; ``logits`` tells where a graph of the model alone has left them. On a device that replays by
-    running again they are new ones each time."""
+    running again they are new ones each time. ``choices`` are graphs of what is chosen from these, by the value of its
+    needs, and None for what was launched by kernels once (`choice`)."""
 
     replay: Callable[[], None]
     logits: Callable[[], Logits | None] = lambda: None
+    choices: dict[int, Callable[[], None] | None] = field(default_factory=dict)
+
+
+def first_captures(table: ShapeTable, *, deterministic: bool) -> list[Key]:
+    """What is captured without having been missed, the most frequent first. A random step's graph serves greedy
+    rows too, which among prompts costs nothing that could be felt."""
+    prompts: list[Key] = [(shape, RANDOM) for shape in table.prompt_shapes(LARGEST_LEARNED)]
+    if deterministic:
+        return prompts
+    decodes = table.decode_shapes()
+    keys: list[Key] = [(shape, GREEDY) for shape in decodes]
+    keys += prompts
+    keys += [(shape, RANDOM) for shape in table.mixed_shapes(LARGEST_MIXED)]
+    return keys + [(shape, needs) for needs in (RANDOM, None) for shape in decodes]
 
 
 class Captures:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +22,8 @@ from firsttoken.core.plan import RowStart, StepPlan, StepResult
 from firsttoken.executor.ahead.plan import GREEDY, RANDOM, RICH, Key, class_of
 from firsttoken.executor.ahead.readiness import Readiness
 from firsttoken.executor.config import ExecutorConfig
-from firsttoken.executor.graphs.captures import LARGEST_LEARNED, LARGEST_MIXED, Captures, Graph
+from firsttoken.executor.graphs.captures import Captures, Graph, first_captures
+from firsttoken.executor.graphs.choice import Chooser, Launched
 from firsttoken.executor.graphs.device_clock import DeviceClock
 from firsttoken.executor.graphs.held import HeldRows, Holds
 from firsttoken.executor.graphs.in_flight import Place, StepInFlight
@@ -89,10 +91,11 @@ class GraphExecutor:
             self._sampler = DeviceSampler(model.vocab_size, slots, largest.samples, runtime.device)
             self._rows = StreamRows(config.max_model_len, config.kv_format.block_tokens, self._sampler.words)
             self._results = ResultRing(largest.samples, RING, self._state, runtime)
+            self._chooser = Chooser(self._sampler, self._results, runtime, self._working)
         self._places = [Place(Staging(runtime.pinned(STAGING_WORDS)), runtime.event()) for _ in range(RING)]
         self._flying: list[StepInFlight | None] = [None] * RING
         self._next = 0
-        self._captures = Captures(self._first_captures())
+        self._captures = Captures(first_captures(self.table, deterministic=config.deterministic))
         self._closed = False
         self._rehearsed: Key | None = None
         self._launched: set[Key] = set()
@@ -122,19 +125,31 @@ class GraphExecutor:
         wanted = self._prompts.wanted(plan.work, lambda: first_rows(plan.work, shape))
         held = self._holds.of(sampled)
         reads: list[Read] = []
+        captured, apart = False, None
         try:
             if wanted:
-                reads = self._run_reading(shape, needs, wanted, held)
-            captured = not wanted and self._run(shape, needs, held)
-            self._pass(index)
+                reads, apart = self._run_reading(shape, needs, wanted, apart=held is not None)
+            else:
+                captured, apart = self._run(shape, needs, apart=held is not None)
+            if apart is None:
+                self._pass(index)
         finally:
-            place.end.record()
+            if apart is None:
+                place.end.record()
         logprobs = self._sampler.num_logprobs(sampled)
         flying = StepInFlight(
-            place, lambda: self._read(plan.step_id, index, shape, sampled, logprobs, captured, reads, held), held
+            place,
+            lambda: self._read(plan.step_id, index, shape, sampled, logprobs, captured, reads, held),
+            held,
+            None if apart is None or held is None else partial(self._choose_held, index, held, apart),
         )
         self._flying[index] = flying
         return flying
+
+    def settle(self) -> None:
+        flying = self._flying[self._next]  # the newest, where the turn has not passed on; else one of long ago
+        if flying is not None:
+            flying.launch_rest()
 
     def hold_to(self, grammars: Grammars) -> None:
         self._holds.grammars = grammars
@@ -155,7 +170,8 @@ class GraphExecutor:
         # Flying steps hold the executor itself, and graphs the memory that they were captured with.
         self._flying.clear()
         self._captures = Captures([])
-        del self._model, self._prompts, self._sampler, self._rows, self._inputs, self._results, self._state
+        del self._model, self._prompts, self._sampler, self._rows
+        del self._inputs, self._results, self._chooser, self._state
         self._runtime.release()
 
     def copies(self, host: HostMemory | None = None, *, may_grow: Callable[[], bool] = lambda: True) -> CopyEngine:
@@ -209,7 +225,7 @@ class GraphExecutor:
 
         def segment() -> None:
             nonlocal logits
-            logits = self._segment(shape, needs)
+            logits = self._segment(shape, needs or GREEDY, apart=needs is None).logits
 
         with self._working():
             replay = self._runtime.capture(segment)
@@ -268,18 +284,6 @@ class GraphExecutor:
         with torch.inference_mode(), self._runtime.stream():
             yield
 
-    def _first_captures(self) -> list[Key]:
-        """What is captured without having been missed, the most frequent first. A random step's graph serves greedy
-        rows too, which among prompts costs nothing that could be felt."""
-        prompts: list[Key] = [(shape, RANDOM) for shape in self.table.prompt_shapes(LARGEST_LEARNED)]
-        if self._config.deterministic:
-            return prompts
-        decodes = self.table.decode_shapes()
-        keys: list[Key] = [(shape, GREEDY) for shape in decodes]
-        keys += prompts
-        keys += [(shape, RANDOM) for shape in self.table.mixed_shapes(LARGEST_MIXED)]
-        return keys + [(shape, needs) for needs in (RANDOM, None) for shape in decodes]
-
     def _next_capture(self) -> Key | None:
         if self._kernels.unsure:
             long = now_ns() - self._busy_ns > LONG_PAUSE_NS
@@ -293,9 +297,9 @@ class GraphExecutor:
         self._inputs.pad(shape, index)
         try:
             with self._working():
-                self._segment(shape, needs)
+                step = self._segment(shape, needs or GREEDY, apart=needs is None)
                 if needs is None:
-                    self._choose(self._view(shape), None, GREEDY)
+                    self._chooser.choose(Launched(step.view, None, GREEDY), pdl=step.view.pdl)
             self._pass(index)
         finally:
             self._places[index].end.record()
@@ -315,6 +319,7 @@ class GraphExecutor:
 
     def _take_place(self) -> int:
         """The place of the ring whose turn it is, once what had it has ended and was read."""
+        self.settle()
         index = self._next
         flying, self._flying[index] = self._flying[index], None
         if flying is not None:
@@ -368,12 +373,13 @@ class GraphExecutor:
                 sampling += row.sample
         return self.table.shape(decodes, chunks, sampling)
 
-    def _run(self, shape: StepShape, needs: Needs, held: HeldRows | None = None) -> bool:
-        """Launch the step's graph, or what it would hold one by one; whether there was a graph."""
+    def _run(self, shape: StepShape, needs: Needs, *, apart: bool = False) -> tuple[bool, Launched | None]:
+        """Launch the step's graph, or what it would hold one by one: whether there was a graph, and the first segment
+        alone where the second is to be launched ``apart``."""
         for able in (GREEDY, RANDOM):
             if not needs.value & ~able.value and (graph := self._captures.get((shape, able))):
                 graph.replay()
-                return True
+                return True, None
         if needs & RANDOM:
             # The kernels that are compiled ahead are those of all random steps.
             needs |= RANDOM
@@ -382,70 +388,64 @@ class GraphExecutor:
         # Launching one by one takes the host as long as capturing. Once, so that all kernels are loaded, is enough.
         again = model is None and key in self._launched and self._captures.may_have(key)
         if again and self._attempt(key, lambda: self._captures.add(key, self._captured(key))):
-            return self._run(shape, needs, held)
+            return self._run(shape, needs, apart=apart)
         if model is None:
             self._captures.missed(key)
             self._kernels.wait(key)
             with self._working():
-                self._with_memory(lambda: self._segment(shape, needs, held))
+                step = self._with_memory(lambda: self._segment(shape, needs, apart=apart))
             self._launched.add(key)
             log.debug("launched kernel by kernel: %s", key)
-            return False
+            return False, step if apart else None
         model.replay()
-        with self._working():
-            self._choose(self._view(shape), model.logits(), needs, held)
-        return True
+        step = Launched(self._view(shape), model.logits(), needs, model)
+        if not apart:
+            with self._working():
+                self._chooser.choose(step, pdl=step.view.pdl)
+        return True, step if apart else None
 
-    def _run_reading(self, shape: StepShape, needs: Needs, wanted: list[Wanted], held: HeldRows | None) -> list[Read]:
-        """Launch a step kernel by kernel, and what reads the hidden states of prompts in it."""
+    def _run_reading(
+        self, shape: StepShape, needs: Needs, wanted: list[Wanted], *, apart: bool
+    ) -> tuple[list[Read], Launched | None]:
+        """Launch a step kernel by kernel, and what reads the hidden states of prompts in it; ``apart`` as in `_run`."""
         places = np.concatenate([np.arange(one.first, one.end) for one in wanted])
         view = self._view(shape)
 
-        def work() -> list[Read]:
+        def work() -> tuple[list[Read], Launched]:
             kept = Kept(to_device(places, self._runtime.device))
             self._inputs.receive(view, shape, self._state)
-            logits = self._model.forward(view, kept)
+            step = Launched(view, self._model.forward(view, kept), needs)
             assert kept.hidden is not None, "the model kept nothing"
             reads = self._prompts.read(wanted, torch.split(kept.hidden, [one.end - one.first for one in wanted]))
-            self._choose(view, logits, needs, held)
-            return reads
+            if not apart:
+                self._chooser.choose(step, pdl=view.pdl)
+            return reads, step
 
         with self._working():
-            return self._with_memory(work)
+            reads, step = self._with_memory(work)
+        return reads, step if apart else None
 
-    def _segment(self, shape: StepShape, needs: Needs | None, held: HeldRows | None = None) -> Logits | None:
-        """Everything from a step's inputs to its result; without ``needs`` up to the logits."""
+    def _segment(self, shape: StepShape, needs: Needs, *, apart: bool = False) -> Launched:
+        """Everything from a step's inputs to its result, or up to the logits."""
         view = self._view(shape)
         self._inputs.receive(view, shape, self._state)
-        logits = self._model.forward(view)
-        if needs is not None:
-            self._choose(view, logits, needs, held)
-        return logits
+        step = Launched(view, self._model.forward(view), needs)
+        if not apart:
+            self._chooser.choose(step, pdl=view.pdl)
+        return step
 
-    def _choose(self, view: StepView, logits: Logits | None, needs: Needs, held: HeldRows | None = None) -> None:
-        """The second segment, which ends the step: tokens, where there is something to choose them from."""
-        if logits is not None and held is None:
-            self._sample(view, logits, needs, pdl=view.pdl)
-        elif logits is not None and held is not None:
-            # The device computes the step's hidden states while the host waits here for the tokens before them.
-            for earlier in range(self._next + 1, self._next + RING):
+    def _choose_held(self, index: int, held: HeldRows, step: Launched) -> None:
+        """The device computes the step's hidden states while the host waits here for the tokens before them."""
+        try:
+            for earlier in range(index + 1, index + RING):
                 flying = self._flying[earlier % RING]
                 if flying is not None and flying.held is not None:
                     flying.result()
-            held.choose(self._sampler, self._results.outputs, lambda: self._sample(view, logits, needs, pdl=False))
-        self._results.send(needs, pdl=view.pdl)
-
-    def _sample(self, view: StepView, logits: Logits, needs: Needs, *, pdl: bool) -> None:
-        self._sampler.sample(
-            logits.values,
-            view.sample_slots,
-            view.sample_positions,
-            view.tokens,
-            self._results.outputs,
-            needs=needs,
-            best=logits.best,
-            pdl=pdl,
-        )
+            held.choose(self._chooser, step)
+        except BaseException:
+            self._flying[index] = None  # it has no result
+            raise
+        self._pass(index)
 
     def _view(self, shape: StepShape) -> StepView:
         pdl = shape.decode_only and shape.tokens <= SMALL_ROWS

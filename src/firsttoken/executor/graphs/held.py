@@ -1,13 +1,14 @@
 """The rows of one step that are held to grammars, from their masks to the tokens that were chosen.
 
 A token is known to the host when its step has ended, and the mask after it is made while the device computes the next
-step's hidden states: only that step's sampling waits for it. Where a row may refuse what its mask allows, which is near
-the end of its budget, its step's tokens are looked at before they go on to the next.
+step's hidden states: only that step's choice waits for it, and is launched when all that is known was told
+(`GraphExecutor.settle`). Where a row may refuse what its mask allows, which is near the end of its budget, its step's
+tokens are looked at before they go on to the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -16,10 +17,9 @@ from numpy.typing import NDArray
 from firsttoken.core.clock import now_ns
 from firsttoken.core.errors import ConstraintFailed
 from firsttoken.core.plan import HeldTimes, RowSample, RowStart
+from firsttoken.executor.graphs.choice import Chooser, Launched
 from firsttoken.grammar.grammars import Grammars, row_beside_of
-from firsttoken.kernels.sample.state import Outputs
 from firsttoken.sampling.constraint import MOST_REFUSALS, Constraint
-from firsttoken.sampling.device.sampler import DeviceSampler
 
 Masks = NDArray[np.int32]
 
@@ -60,23 +60,31 @@ class HeldRows:
         self._masks: Masks | None = None
         self._mask_ns = self._upload_ns = self._launch_ns = 0
 
-    def choose(self, sampler: DeviceSampler, outputs: Outputs, sample: Callable[[], None]) -> None:
-        """Choose the step's tokens by ``sample``, which launches what leaves them in ``outputs``: again and again where
-        tokens are looked at. It must depend on no kernel before it: a copy comes between."""
-        rows, now = 1 + max(self._rows), now_ns()
-        masks = self._make_masks(rows, -(-sampler.vocab_size // 32))
+    def choose(self, chooser: Chooser, step: Launched) -> None:
+        """Launch the step's choice, again and again where tokens are looked at. The tokens of the steps before must
+        have been taken; waits for masks that are still being made."""
+        rows, began = 1 + max(self._rows), now_ns()
+        masks = self._make_masks(rows, -(-chooser.vocab_size // 32))
         careful = any(self._rows[index].may_refuse for index in self._open)
-        masked = now_ns()
-        self._mask_ns = masked - now
+        made = now_ns()
+        self._mask_ns = made - began
+        chooser.set_masks(masks)
+        uploaded = now_ns()
+        self._upload_ns = uploaded - made
+        if careful:
+            self._choose_carefully(chooser, step, rows, masks)
+        else:
+            chooser.choose_apart(step)
+        self._launch_ns = now_ns() - uploaded
+
+    def _choose_carefully(self, chooser: Chooser, step: Launched, rows: int, masks: Masks) -> None:
         for round_ in range(MOST_REFUSALS + 2):
-            now = now_ns()
-            sampler.set_masks(masks)
-            uploaded = now_ns()
-            sample()
-            self._upload_ns += uploaded - now
-            self._launch_ns += now_ns() - uploaded
-            if not careful or not self._settle(outputs.tokens[:rows].tolist(), outputs.errors[:rows].tolist(), round_):
-                return
+            if round_:
+                chooser.set_masks(masks)
+            tokens, errors = chooser.try_choice(step, rows)
+            if not self._settle(tokens, errors, round_):
+                break
+        chooser.end(step)
 
     def _make_masks(self, count: int, words: int) -> Masks:
         """int32 [``count``, ``words``] for the first of the step's samples; waits for those that are being made.

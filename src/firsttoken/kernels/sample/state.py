@@ -147,10 +147,10 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class RichScratch:
-    """More room, for rows with edits or log-probabilities: ``work`` float32 [R, V], the edited logits; ``counts`` int32
-    [R, V], zero between steps; ``masks`` int32 [R, ceil(V / 32)], a bit for each token that a row with HAS_MASK may
-    choose, the lowest bit first; per chunk ``masses`` float32 [R, chunks, 2], ``above`` int32 [R, chunks] and ``best``
-    int64 [R, chunks, MAX_TOP]."""
+    """More room, for rows with masks, edits or log-probabilities: ``work`` float32 [R, V], the edited logits;
+    ``counts`` int32 [R, V], zero between steps; ``masks`` int32 [R, ceil(V / 32)], a bit for each token that a row with
+    HAS_MASK may choose, the lowest bit first, for a GPU in pinned memory of the host's; per chunk ``masses`` float32
+    [R, chunks, 2], ``above`` int32 [R, chunks] and ``best`` int64 [R, chunks, MAX_TOP]."""
 
     work: Tensor
     counts: Tensor
@@ -162,10 +162,16 @@ class RichScratch:
     @classmethod
     def allocate(cls, rows: int, vocab_size: int, device: torch.device | str) -> RichScratch:
         chunks = num_chunks(vocab_size)
+        pinned = torch.device(device).type == "cuda"
         return cls(
             work=torch.empty((rows, vocab_size), dtype=torch.float32, device=device),
             counts=torch.zeros((rows, vocab_size), dtype=torch.int32, device=device),
-            masks=torch.zeros((rows, -(-vocab_size // 32)), dtype=torch.int32, device=device),
+            masks=torch.zeros(
+                (rows, -(-vocab_size // 32)),
+                dtype=torch.int32,
+                device="cpu" if pinned else device,
+                pin_memory=pinned,
+            ),
             masses=torch.empty((rows, chunks, 2), dtype=torch.float32, device=device),
             above=torch.empty((rows, chunks), dtype=torch.int32, device=device),
             best=torch.empty((rows, chunks, MAX_TOP), dtype=torch.int64, device=device),

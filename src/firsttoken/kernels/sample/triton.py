@@ -39,7 +39,7 @@ _STEP = tl.constexpr(2.0**-32)
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 
 _STAGES = tl.constexpr(5)
-_TILES_AT_ONCE = 8  # of `partials`: CHUNK logits a program
+TILES_AT_ONCE = 8  # of `partials`: CHUNK logits a program
 _LONG = 2048  # partial maxima from which `finish` takes more warps
 
 # Of a kernel that the host starts. What a caller may hand over as a view into something larger is read and written a
@@ -125,6 +125,17 @@ def gumbel(ids, low, high):
     return -tl.log(tl.where(v < 0.0625, series, -tl.log(1.0 - v)))
 
 
+@triton.jit
+def store_maxima(x, ids, values, indices, tiles, V: tl.constexpr, TILES: tl.constexpr):
+    """The largest of each tile of logits ``x``, NaN above all, and the lowest id at ties."""
+    nan = x != x
+    top = tl.max(x, 1)
+    top = tl.where(tl.max(nan.to(tl.int32), 1) > 0, float("nan"), top)
+    index = tl.min(tl.where(nan | (x == top[:, None]), ids, V), 1)
+    tl.store(values + tiles, top, mask=tiles < TILES)
+    tl.store(indices + tiles, index, mask=tiles < TILES)
+
+
 @kernel
 def _partials(
     logits, work, state, slots, positions, values, indices,
@@ -144,12 +155,7 @@ def _partials(
     tiles = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
     ids = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
     x = tl.load(source + ids, mask=ids < V, other=-float("inf"))
-    nan = x != x
-    top = tl.max(x, 1)
-    top = tl.where(tl.max(nan.to(tl.int32), 1) > 0, float("nan"), top)
-    index = tl.min(tl.where(nan | (x == top[:, None]), ids, V), 1)
-    tl.store(values + row * TILES + tiles, top, mask=tiles < TILES)
-    tl.store(indices + row * TILES + tiles, index, mask=tiles < TILES)
+    store_maxima(x, ids, values + row * TILES, indices + row * TILES, tiles, V, TILES)
 
 
 @kernel
@@ -265,8 +271,8 @@ def partials(step: Step, *, edited: bool = False) -> None:
     tiles = words.num_tiles(step.vocab_size)
     work = step.rich.work if step.rich is not None else step.logits
     launch(
-        _partials, (-(-tiles // _TILES_AT_ONCE), step.rows), step.logits, work, step.state, step.slots, step.positions,
-        scratch.values, scratch.indices, V=step.vocab_size, TILES=tiles, TILE=TILE, AT_ONCE=_TILES_AT_ONCE,
+        _partials, (-(-tiles // TILES_AT_ONCE), step.rows), step.logits, work, step.state, step.slots, step.positions,
+        scratch.values, scratch.indices, V=step.vocab_size, TILES=tiles, TILE=TILE, AT_ONCE=TILES_AT_ONCE,
         EDITED=edited, pdl=step.pdl, num_warps=4,
     )  # fmt: skip
 

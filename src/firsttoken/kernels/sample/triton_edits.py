@@ -14,15 +14,17 @@ import triton.language as tl
 
 from firsttoken.kernels.launch import launch
 from firsttoken.kernels.sample import state as words
-from firsttoken.kernels.sample.state import CHUNK, Step
+from firsttoken.kernels.sample.state import TILE, Step
 from firsttoken.kernels.sample.triton import (
     HAS_MIN_TOKENS,
     MIN_TOKENS,
     NUM_PROMPT,
+    TILES_AT_ONCE,
     WORDS,
     is_edited,
     kernel,
     load_flags,
+    store_maxima,
     wait,
 )
 
@@ -41,8 +43,8 @@ _BLOCK = 1024
 
 @kernel
 def _copy(
-    logits, work, masks, state, slots, positions,
-    V: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    logits, work, masks, state, slots, positions, values, indices,
+    V: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
     row = tl.program_id(1)
@@ -51,13 +53,21 @@ def _copy(
         return
     own = state + slot * WORDS
     if is_edited(own, position):
-        ids = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+        tiles = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+        ids = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
         at = row.to(tl.int64) * V + ids
-        value = tl.load(logits + at, mask=ids < V)
+        x = tl.load(logits + at, mask=ids < V, other=-float("inf"))
         if (load_flags(own) & HAS_MASK) != 0:
-            word = tl.load(masks + row.to(tl.int64) * ((V + 31) // 32) + ids // 32, mask=ids < V, other=0)
-            value = tl.where(((word >> (ids % 32)) & 1) != 0, value, -float("inf"))
-        tl.store(work + at, value, mask=ids < V)
+            # Each word is read once, and past the caches: it may lie on the host, who has just written it.
+            mask_words = (V + 31) // 32
+            first = tl.program_id(0) * (AT_ONCE * TILE // 32) + tl.arange(0, AT_ONCE * TILE // 32)
+            line = masks + row.to(tl.int64) * mask_words
+            word = tl.load(line + first, mask=first < mask_words, other=0, volatile=True)
+            places = tl.arange(0, AT_ONCE * TILE)
+            allowed = tl.reshape((tl.gather(word, places // 32, 0) >> (places % 32)) & 1, (AT_ONCE, TILE))
+            x = tl.where(allowed != 0, x, -float("inf"))
+        tl.store(work + at, x, mask=ids < V)
+        store_maxima(x, ids, values + row * TILES, indices + row * TILES, tiles, V, TILES)
 
 
 @triton.jit
@@ -137,8 +147,22 @@ def _penalise(
     tl.store(work + place, tl.minimum(value, _LARGEST).to(tl.float32), mask=mine)
 
 
+def copy(step: Step) -> None:
+    """Write the logits of each row with edits, masked where it has a mask, to ``step.rich.work``, and their maxima to
+    the scratch, which are right where a mask is all that changes them; other rows' are left as they are. Raises
+    ValueError when the step lacks its room."""
+    if step.rich is None:
+        raise ValueError("a step with edited logits needs rich scratch")
+    scratch, tiles = step.scratch, words.num_tiles(step.vocab_size)
+    launch(
+        _copy, (-(-tiles // TILES_AT_ONCE), step.rows), step.logits, step.rich.work, step.rich.masks, step.state,
+        step.slots, step.positions, scratch.values, scratch.indices, V=step.vocab_size, TILES=tiles, TILE=TILE,
+        AT_ONCE=TILES_AT_ONCE, pdl=step.pdl, num_warps=4,
+    )  # fmt: skip
+
+
 def edit(step: Step) -> None:
-    """Write the logits that decide of each row with edits to ``step.rich.work``; other rows' are left as they are.
+    """Change what `copy` has left in ``step.rich.work`` as the rows' lists and their tokens so far say.
 
     Token ids in the table outside the vocabulary are passed over. Raises ValueError when the step lacks its lists or
     room."""
@@ -147,18 +171,6 @@ def edit(step: Step) -> None:
     vocab, rows, length = step.vocab_size, step.rows, step.table.shape[1]
     work, counts = step.rich.work, step.rich.counts
     row = (step.state, step.slots, step.positions)
-    launch(
-        _copy,
-        (words.num_chunks(vocab), rows),
-        step.logits,
-        work,
-        step.rich.masks,
-        *row,
-        V=vocab,
-        CHUNK=CHUNK,
-        pdl=step.pdl,
-        num_warps=4,
-    )
     blocks = -(-length // _BLOCK)
     launch(
         _count, (1 + blocks, rows), work, counts, *row, step.table, step.edit_ids, step.edit_values,

@@ -23,15 +23,16 @@ class Needs(IntFlag):
     NOTHING = 0
     RANDOM = 1
     SEARCH = 2  # top_k or top_p
-    EDITS = 4  # mask, bias, minimum length, penalties, tokens that are allowed or not
+    EDITS = 4  # bias, minimum length, penalties, tokens that are allowed or not
     LOGPROBS = 8
+    MASKS = 16
 
 
 # What the segment of a kind must hold.
 KIND_NEEDS: dict[Kind, Needs] = {
     "greedy": Needs.NOTHING,
     "random": Needs.RANDOM | Needs.SEARCH,
-    "rich": Needs.RANDOM | Needs.SEARCH | Needs.EDITS | Needs.LOGPROBS,
+    "rich": Needs.RANDOM | Needs.SEARCH | Needs.EDITS | Needs.LOGPROBS | Needs.MASKS,
 }
 
 
@@ -40,15 +41,11 @@ _NEEDED_BY = (
     (words.RANDOM, Needs.RANDOM.value),
     (words.HAS_TOP_K | words.HAS_TOP_P, Needs.SEARCH.value),
     (
-        words.HAS_MASK
-        | words.HAS_BIAS
-        | words.HAS_MIN_TOKENS
-        | words.HAS_PENALTIES
-        | words.HAS_ALLOWED
-        | words.HAS_BAD,
+        words.HAS_BIAS | words.HAS_MIN_TOKENS | words.HAS_PENALTIES | words.HAS_ALLOWED | words.HAS_BAD,
         Needs.EDITS.value,
     ),
     (words.HAS_LOGPROBS, Needs.LOGPROBS.value),
+    (words.HAS_MASK, Needs.MASKS.value),
 )
 
 

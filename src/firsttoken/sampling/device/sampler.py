@@ -19,7 +19,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.kernels.sample import state as words
 from firsttoken.kernels.sample.state import Outputs, RichScratch, Scratch, Step
 from firsttoken.kernels.sample.triton import draw, finish, partials
-from firsttoken.kernels.sample.triton_edits import edit
+from firsttoken.kernels.sample.triton_edits import copy, edit
 from firsttoken.kernels.sample.triton_forbid import forbid
 from firsttoken.kernels.sample.triton_logprobs import logprobs
 from firsttoken.kernels.sample.triton_search import search
@@ -27,8 +27,8 @@ from firsttoken.sampling.device.params import Needs, needs_of, state_row
 
 _FIRST_CAPACITY = 64  # ids in a slot's list of edits
 # By value: a flag's own constructor and operators take a microsecond each.
-_NEEDS = [Needs(value) for value in range(2 * Needs.LOGPROBS)]
-_EDITS, _RICH = Needs.EDITS.value, (Needs.EDITS | Needs.LOGPROBS).value
+_NEEDS = [Needs(value) for value in range(2 * Needs.MASKS)]
+_EDITS, _RICH = Needs.EDITS.value, (Needs.EDITS | Needs.LOGPROBS | Needs.MASKS).value
 
 
 class DeviceSampler:
@@ -36,9 +36,9 @@ class DeviceSampler:
 
     A request takes a slot by `start`; or by `take` and `equip`, when the caller brings the slot's state to its row of
     ``words``, int32 ``[slots, S]``, together with what else it sends. `start`, `equip` and `sample` only queue work on
-    the current stream. `sample` allocates nothing, so it may be captured in a CUDA graph, unless it needs EDITS: then
-    the room, made for the first request that has edits or log-probabilities, and the slots' lists, which grow, must not
-    have moved since.
+    the current stream. `sample` allocates nothing, so it may be captured in a CUDA graph: with LOGPROBS or MASKS once
+    there is the room that is made for the first request that has any of these, with EDITS only as long as the slots'
+    lists, which grow, have not moved since.
     """
 
     def __init__(self, vocab_size: int, slots: int, rows: int, device: torch.device | str) -> None:
@@ -145,10 +145,12 @@ class DeviceSampler:
             self._allowed = torch.zeros(shape, dtype=torch.int32, device=self.device)
 
     def set_masks(self, masks: NDArray[np.int32]) -> None:
-        """Those of the next `sample`, int32 [R, ceil(V / 32)], the lowest bit first; rows without one get any."""
+        """Those of the next `sample`, int32 [R, ceil(V / 32)], the lowest bit first; rows without one get any. Nothing
+        is launched: on a GPU they lie where its kernels read the host's memory, so every `sample` with masks that was
+        launched must have ended."""
         self.make_room()
         assert self._rich is not None
-        self._send(torch.from_numpy(masks), self._rich.masks[: len(masks)])
+        self._rich.masks.numpy()[: len(masks)] = masks
 
     def sample(
         self,
@@ -174,16 +176,18 @@ class DeviceSampler:
         Raises ValueError for operands that do not fit.
         """
         step = self._step(logits, slots, positions, table, outputs, best, pdl)
-        edits = bool(needs & Needs.EDITS)
+        edits = bool(needs & (Needs.EDITS | Needs.MASKS))
         if step.rows == 0:
             return
         if best is None:
             partials(step)
         finish(step, check_edited=edits)
         if edits:
-            edit(step)
-            forbid(step)
-            partials(step, edited=True)
+            copy(step)
+            if needs & Needs.EDITS:
+                edit(step)
+                forbid(step)
+                partials(step, edited=True)
             finish(step, edited=True)
         if needs & Needs.SEARCH:
             search(step, edited=edits)
