@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 from concurrent.futures import Future
 
@@ -14,6 +15,8 @@ from firsttoken.core.request import EngineRequest, Request
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.engine import grammar_gate
 from firsttoken.engine.grammar_gate import GrammarGate
+from firsttoken.grammar import grammars as grammars_module
+from firsttoken.grammar import memory
 from firsttoken.grammar.grammars import KEPT, Grammars
 from firsttoken.grammar.tokens import TokenTable
 from tests.grammar.conftest import END, VOCAB, Spelling
@@ -21,6 +24,8 @@ from tests.support.scripted_engine import count_up
 
 
 class Compiled:
+    nbytes = 1_000_000
+
     def check_room(self, max_tokens: int) -> None:
         if max_tokens < 5:
             raise InvalidRequest("too few", param="max_tokens")
@@ -129,6 +134,20 @@ def test_requests_that_live_bound_what_is_compiled_for_their_class(monkeypatch):
     assert grammars.asked[-1][0] == "a2"
 
 
+def test_so_do_their_bytes(monkeypatch):
+    monkeypatch.setattr(grammar_gate, "MOST_HELD_BYTES", 2 * Compiled.nbytes)
+    gate, grammars = gate_with(*[request(id_, f"a{id_}") for id_ in range(3)])
+    living = []
+    for _ in range(2):
+        grammars.end()
+        living += [one for one, _ in gate.released()]
+    assert [source for source, _ in grammars.asked] == ["a0", "a1"]
+    del living[0]
+    gc.collect()
+    list(gate.released())
+    assert grammars.asked[-1][0] == "a2"
+
+
 @pytest.fixture(scope="module")
 def real():
     made = Grammars(lambda: TokenTable(Spelling(), (END,), VOCAB))
@@ -144,6 +163,21 @@ def test_what_a_request_holds_is_found_however_many_come_after_it(real):
         real.compile(Grammar("regex", f"other{number}")).result()
     assert real.known(first) is held
     del held
+
+
+def test_bytes_bound_what_is_kept_as_its_number_does(monkeypatch):
+    made = Grammars(lambda: TokenTable(Spelling(), (END,), VOCAB))
+    one, two, three = (Grammar("choice", json.dumps([name])) for name in ("one", "two", "three"))
+    # Some 3 MB, and so little that what other threads allocate meanwhile changes nothing here.
+    large = Grammar("choice", json.dumps([f"{number:05d}" * 4 for number in range(4000)]))
+    taken = made.compile(large).result().nbytes
+    assert 1_000_000 + memory.GROWTH < taken <= memory.MOST
+    monkeypatch.setattr(grammars_module, "KEPT_BYTES", taken + 2 * (memory.LEAST + memory.GROWTH))
+    for grammar in (one, two, large, three):
+        made.compile(grammar).result()
+    kept = [grammar for grammar in (one, two, large, three) if made.known(grammar) is not None]
+    assert kept == [large, three]
+    made.close()
 
 
 def test_a_refusal_keeps_nothing_of_what_was_made_for_it(real):

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-# Grammars that requests of one class may have at once. Each takes up to some 40 MB.
+# Grammars that requests of one class may have at once, and bytes of them: no further one is begun beyond that.
 MOST_HELD = 128
+MOST_HELD_BYTES = 512_000_000
 # When an engine has had nothing to do for so long, the vocabulary is read for the first grammar to come.
 REST_NS = NS_PER_S
 
@@ -41,8 +42,9 @@ class _Held:
 
 class GrammarGate:
     """Of several grammars that are waited for the best class's is compiled first, then that of whoever had none
-    compiled for longest: who sends many slow ones waits for them himself. While requests of a class have `MOST_HELD` no
-    further one is compiled for it, which bounds the memory of all. Nothing is compiled for who has left.
+    compiled for longest: who sends many slow ones waits for them himself. While requests of a class have `MOST_HELD`,
+    or `MOST_HELD_BYTES` of them, no further one is compiled for it, which bounds the memory of all. Nothing is compiled
+    for who has left.
 
     Nothing here costs a request without a grammar anything. With ``ahead`` the vocabulary is read before the first one
     with a grammar comes, when the engine `rest`s.
@@ -121,7 +123,8 @@ class GrammarGate:
         if not self._waiting:
             self._turns.clear()
             return
-        ready = [one for one in self._waiting.values() if len(self._held[one.service]) < MOST_HELD]
+        roomy = {service for service in self._held if self._has_room(service)}
+        ready = [one for one in self._waiting.values() if one.service in roomy]
         if not ready:
             return
         first = min(ready, key=lambda one: (one.service, self._turns.get(one.tenant, 0)))  # of equals the first to come
@@ -129,6 +132,10 @@ class GrammarGate:
         self._turns[first.tenant] = self._turn
         assert first.params.grammar is not None
         self._compiling = first.params.grammar, self._grammars.compile(first.params.grammar)
+
+    def _has_room(self, service: int) -> bool:
+        held = list(self._held[service].values())
+        return len(held) < MOST_HELD and sum(one.compiled.nbytes for one in held) < MOST_HELD_BYTES
 
     def _too_late(self, now: int) -> Iterator[tuple[Request, InvalidRequest | None]]:
         for request in [one for one in self._waiting.values() if 0 < one.deadline_ns <= now]:

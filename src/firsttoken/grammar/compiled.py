@@ -8,18 +8,21 @@ from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.grammar import Grammar
 from firsttoken.grammar.closing import MAX_CLOSING, find_closing
 from firsttoken.grammar.growth import growth_of
+from firsttoken.grammar.memory import Allocated
 from firsttoken.grammar.source import LIMITS, ends_of, has_json, refuse, to_llguidance
 from firsttoken.grammar.tokens import TokenTable
 
 
 class Compiled:
     """``shortest`` are the tokens of a short text that fits, without its end token; ``growth`` is how many
-    bytes farther from its end each piece of a token may lead (`growth`), None where that cannot be told.
+    bytes farther from its end each piece of a token may lead (`growth`), None where that cannot be told; ``nbytes`` is
+    what it takes, about (`memory`).
 
     Raises `InvalidRequest` for a grammar that cannot be used, and one of which no short text was found.
     """
 
     def __init__(self, grammar: Grammar, table: TokenTable) -> None:
+        allocated = Allocated()
         source = to_llguidance(grammar)
         self.table = table
         self._tokens = LLMatcher(table.tokenizer, source, log_level=0, limits=LIMITS)
@@ -37,6 +40,7 @@ class Compiled:
             )
         self.shortest = shortest
         self.growth = growth_of(grammar)
+        self.nbytes = allocated.taken()
 
     @property
     def needed(self) -> int:

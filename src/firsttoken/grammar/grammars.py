@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from firsttoken.grammar.row import GrammarRow
     from firsttoken.grammar.tokens import TokenTable
 
-# Those that were used last. One takes from 100 kB to some 40 MB.
+# Those that were used last: so many at most, and so many bytes of them. One takes from 100 kB to some 40 MB.
 KEPT = 64
+KEPT_BYTES = 512_000_000
 _MASK_WORKERS = 4
 
 
@@ -39,14 +40,15 @@ Verdict: TypeAlias = "Compiled | InvalidRequest"
 
 
 class Grammars:
-    """``load`` is called once, by a thread of this object's. What was compiled is found while it is one of the `KEPT`
-    that were used last, or held by anyone. For any thread."""
+    """``load`` is called once, by a thread of this object's. What was compiled is found while it is one of those
+    that were used last (`KEPT`, `KEPT_BYTES`), or held by anyone. For any thread."""
 
     def __init__(self, load: Callable[[], TokenTable]) -> None:
         self._load = load
         self._table: TokenTable | None = None
-        self._lock = Lock()  # of the next two
+        self._lock = Lock()  # of the next three
         self._kept: OrderedDict[Grammar, Verdict] = OrderedDict()
+        self._kept_bytes = 0  # of all of them
         self._held: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
         self._compiler: ThreadPoolExecutor | None = None
         self._maskers: ThreadPoolExecutor | None = None
@@ -133,12 +135,19 @@ class Grammars:
         return verdict
 
     def _keep(self, grammar: Grammar, verdict: Verdict) -> None:
+        before = self._kept.get(grammar)
+        self._kept_bytes += _size(grammar, verdict) - (0 if before is None else _size(grammar, before))
         self._kept[grammar] = verdict
         self._kept.move_to_end(grammar)
         if not isinstance(verdict, InvalidRequest):
             self._held[grammar] = verdict
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        while len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= _size(*self._kept.popitem(last=False))
+
+
+def _size(grammar: Grammar, verdict: Verdict) -> int:
+    """Bytes of both."""
+    return len(grammar.source) + (0 if isinstance(verdict, InvalidRequest) else verdict.nbytes)
 
 
 def row_of(grammars: Grammars | None, start: RowStart) -> GrammarRow | None:
