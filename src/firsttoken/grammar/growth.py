@@ -1,10 +1,10 @@
 """How much farther from its end a piece of an answer can take it, by what a JSON schema says.
 
 JSON's own characters that begin something cut a text into pieces: each of ``"{[,:``, and each run of others between
-them (a key, a number, the text of a string). Whatever a piece decides, the way to the end is then no longer than the
-way to the end of what is around it and the largest of the smallest values that the schema names. So an answer's way
-need only be looked for when the sum of such bounds comes near what is left of its budget. Where that cannot be told it
-is looked for after each token.
+them (a key, a number, the text of a string, in which nothing but its end is one of them: `pieces`). Whatever a piece
+decides, the way to the end is then no longer than the way to the end of what is around it and the largest of the
+smallest values that the schema names. So an answer's way need only be looked for when the sum of such bounds comes near
+what is left of its budget. Where that cannot be told it is looked for after each token.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from firsttoken.core.errors import ConstraintFailed
 from firsttoken.grammar.compiled import Compiled
+from firsttoken.grammar.pieces import OUTSIDE
 from firsttoken.grammar.ways import Ways, longest
 
 Mask = NDArray[np.int32]
@@ -43,6 +44,7 @@ class GrammarRow:
         self._bound = self._anchor = compiled.needed
         self._longest = longest(compiled, compiled.shortest)
         self._in_run = False  # since `_way` was known, and what such a run may add is part of `_bound`
+        self._place = self._place_before = OUTSIDE  # of strings, now and before the last token
         self._ended = False
         self._error = ""
         for token in output:
@@ -93,14 +95,14 @@ class GrammarRow:
     @property
     def may_refuse(self) -> bool:
         """Whether `take` may return False for the next token."""
-        growth, pieces = self._compiled.growth, self._compiled.table.pieces
+        growth, longer = self._compiled.growth, self._compiled.table.pieces.longer[self._place]
         if self._ended or (self._way is not None and len(self._way) + 1 >= self._left):
             return False  # the mask leaves the one token
         if growth is None or not self._bound:
             return True
         # A token of so many pieces is taken whether a way is found or not.
         room = (self._left - 1 - self._bound - self._longest) // growth
-        return room < pieces.most and (room < 0 or bool((self.mask() & pieces.longer[room]).any()))
+        return room < len(longer) and (room < 0 or bool((self.mask() & longer[room]).any()))
 
     def take_way_out(self) -> int:
         """Take the first token of a way to the end. Raises `ConstraintFailed` where there is none that fits."""
@@ -119,8 +121,9 @@ class GrammarRow:
         growth, pieces = self._compiled.growth, self._compiled.table.pieces
         if growth is None:
             return None
-        known = int(self._in_run and pieces.begins_in_run[token])  # what the run may add has been counted
-        return growth * (int(pieces.count[token]) - known) + self._longest
+        # What a run may add that goes on has been counted.
+        known = int(self._in_run and pieces.begins_in_run[self._place, token])
+        return growth * (int(pieces.count[self._place, token]) - known) + self._longest
 
     def _take_if_fitting(self, token: int, left: int, bound: int) -> bool:
         """``bound`` is the way's, once it has gone on with ``token``; 0 where it cannot be told."""
@@ -167,7 +170,7 @@ class GrammarRow:
     def _drift(self, token: int, bound: int) -> None:
         """Off the way, by ``token``."""
         self._way, self._bound = None, bound
-        self._in_run = bool(self._compiled.table.pieces.ends_in_run[token])
+        self._in_run = bool(self._compiled.table.pieces.ends_in_run[self._place_before, token])
 
     def _follow(self, token: int) -> None:
         """Go on with a token that fits."""
@@ -182,6 +185,8 @@ class GrammarRow:
         self._early -= 1
         if not self._ended:
             self._ways.follow(token)
+            self._place_before = self._place
+            self._place = int(self._compiled.table.pieces.after[self._place, token])
 
     def _make_mask(self) -> Mask:
         words = np.zeros(self._compiled.table.mask_words, dtype=np.int32)

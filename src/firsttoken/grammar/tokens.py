@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from numpy.typing import NDArray
 
 from firsttoken.core.clock import NS_PER_MS, now_ns
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.grammar.closing import byte_tokenizer
-from firsttoken.grammar.growth import BEGINNERS
+from firsttoken.grammar.pieces import Pieces
 
 log = logging.getLogger(__name__)
 
@@ -46,45 +43,6 @@ class _Vocabulary:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._spelling.plain_ids(text if isinstance(text, str) else text.decode())
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Of each token (arrays [V]): into how many pieces JSON's beginners cut it (`growth`), ``most`` of all, and whether
-    its first and its last byte are part of a run. ``longer`` are masks (int32 [most, ceil(V / 32)]) of the tokens of
-    more than so many pieces: to look for one among those that a mask allows takes a microsecond."""
-
-    most: int
-    count: NDArray[np.int64]
-    begins_in_run: NDArray[np.bool_]
-    ends_in_run: NDArray[np.bool_]
-    longer: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, tokens: list[bytes]) -> Pieces:
-        lengths = np.array([len(spelt) for spelt in tokens], dtype=np.int64)
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        flat = np.frombuffer(b"".join(tokens), dtype=np.uint8)
-        in_run = ~np.isin(flat, np.frombuffer(BEGINNERS, dtype=np.uint8))
-        first = np.zeros(len(flat) + 1, dtype=np.bool_)
-        first[starts] = True
-        begins = ~in_run | first[:-1]
-        begins[1:] |= ~in_run[:-1]
-        before = np.concatenate([[0], np.cumsum(begins)])
-        some = lengths > 0
-        count = before[ends] - before[starts]
-        most = int(count.max(initial=0))
-        padded = np.zeros(32 * -(-len(count) // 32), dtype=np.int64)
-        padded[: len(count)] = count
-        longer = [np.packbits(padded > pieces, bitorder="little").view(np.int32) for pieces in range(most)]
-        return cls(
-            most=most,
-            count=count,
-            begins_in_run=some & in_run[np.minimum(starts, len(flat) - 1)],
-            ends_in_run=some & in_run[np.maximum(ends - 1, 0)],
-            longer=np.array(longer, dtype=np.int32),
-        )
 
 
 class TokenTable:
