@@ -35,6 +35,29 @@ async def test_bb19_a_neighbours_penalties_change_nothing(real):
     assert (await asyncio.gather(*(ids(body) for body in reversed(asked))))[::-1] == alone
 
 
+async def test_one_that_leaves_itself_no_token_ends_with_a_word_of_its_own_and_nobody_else_does(real):
+    """ "a" is all that may come, and may not come twice: it shows with the second token."""
+    a = ord("a")
+    impossible = {"prompt": [a], "allowed_token_ids": [a], "bad_words": ["aa"], "max_tokens": 9, "ignore_eos": True}
+    other = {"prompt": prompt(7), "temperature": 0, "max_tokens": 9, "ignore_eos": True, "return_token_ids": True}
+
+    async def post(body, **fields):
+        return await real.post("/v1/completions", {**body, **fields})
+
+    alone = await post(other)
+    whole, streamed, neighbour = await asyncio.gather(post(impossible), post(impossible, stream=True), post(other))
+    assert (whole.status, whole.error["code"], whole.error["type"]) == (
+        400,
+        "no_token_possible",
+        "invalid_request_error",
+    )
+    assert "bad_words" in whole.error["message"]
+    assert [event["choices"][0]["text"] for event in streamed.events[:-1]] == ["a"]
+    assert streamed.events[-1]["error"]["code"] == "no_token_possible"
+    assert neighbour.json["choices"][0]["token_ids"] == alone.json["choices"][0]["token_ids"]
+    assert (await post({**impossible, "max_tokens": 1})).status == 200
+
+
 @pytest.mark.parametrize("kv_dtype", ["fp8", "int4"])
 def test_bb34_rounded_kv_gives_the_same_answer_from_the_cache(kv_dtype):
     """20 times in turn and 20 at once, against an engine without a cache: the same bits were kept either way."""

@@ -50,6 +50,8 @@ def test_what_is_wrong_is_said_at_once(fields, said):
         ({"bad_words_token_ids": [[1, 1024]]}, "bad_words_token_ids: token id 1024"),
         ({"allowed_token_ids": [5], "bad_words_token_ids": [[5]]}, "leaves no token"),
         ({"allowed_token_ids": [5], "min_tokens": 1, "stop_token_ids": [5]}, "leaves no token"),
+        ({"min_tokens": 1, "stop_token_ids": [*range(1024)]}, "stop_token_ids leaves no token"),
+        ({"min_tokens": 1, "stop_token_ids": [*range(1023)], "bad_words_token_ids": [[1023]]}, "leaves no token"),
         ({"bad_words": ["a"]}, "spelt"),
     ],
 )

@@ -235,6 +235,7 @@ def test_errors_are_a_rows_own():
     out, table = bench.sample(logits, [0, 1, 2, 3, 4])
     samples = bench.read(out, [0, 1, 2, 3, 4])
     assert [sample.error for sample in samples] == [NON_FINITE, NON_FINITE, ALL_MASKED, None, None]
+    assert [sample.code for sample in samples] == [None, None, "no_token_possible", None, None]
     assert [sample.token for sample in samples] == [0, 0, 0, 5, 5]
     assert table[:, KNOWN].tolist() == [0, 0, 0, 5, 5]
     assert all(sample.logprobs is None for sample in samples)

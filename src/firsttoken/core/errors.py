@@ -116,7 +116,11 @@ class DeadlineExceeded(FirstTokenError):
 
 
 class ConstraintFailed(FirstTokenError):
-    """What limits an answer's tokens lets it not go on; the answer ends with this error, and no other does."""
+    """What limits an answer's tokens (a grammar, or what its request allows and forbids) lets it not go on; the answer
+    ends with this error, and no other does. HTTP answers 400: it is the request that asks for what cannot be.
+
+    ``code`` is the word for it between processes, too.
+    """
 
     outcome = "failed"
-    code = "grammar_failed"
+    code: str = "no_token_possible"

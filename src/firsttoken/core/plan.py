@@ -109,7 +109,8 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowSample(msgspec.Struct, frozen=True, array_like=True):
-    """The token chosen for a row; ``error`` instead when its logits were not finite.
+    """The token chosen for a row; ``error`` instead when its logits were not finite, or, then with a ``code``, when
+    none was possible.
 
     A row with ``pooling`` has ``pooled``, its vector as float32 (little-endian), and a token that means nothing. With
     the first sample of a row that wants them come ``prompt_logprobs``.
@@ -121,6 +122,7 @@ class RowSample(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     pooled: bytes | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    code: str | None = None
 
 
 class HeldTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -371,6 +371,7 @@ class EngineLoop:
                 request.finish_reason,
                 logprobs=logprobs,
                 error=update.error,
+                code=update.code,
                 prompt_logprobs=update.prompt_logprobs,
                 pooled=update.pooled,
             )

@@ -250,9 +250,9 @@ class TorchExecutor:
         batch = self._sampler.sample(logits, inputs.sample_slots, inputs.sample_positions)
         self._rows.append(inputs.sample_slots, inputs.sample_positions, batch.tokens)
         return [
-            RowSample(slot, token, logprobs, error)
-            for slot, token, logprobs, error in zip(
-                inputs.sample_slots, batch.tokens.tolist(), batch.logprobs, batch.errors, strict=True
+            RowSample(slot, token, logprobs, error, code=code)
+            for slot, token, logprobs, error, code in zip(
+                inputs.sample_slots, batch.tokens.tolist(), batch.logprobs, batch.errors, batch.codes, strict=True
             )
         ]
 

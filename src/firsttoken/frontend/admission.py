@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.errors import ConstraintFailed, InvalidRequest
 from firsttoken.core.pooling import PoolingKind
 from firsttoken.core.random import derive_seed
 from firsttoken.core.request import EngineRequest
@@ -164,16 +164,21 @@ class Admission:
 
     def _check_choice(self, params: SamplingParams) -> None:
         """That a token can be chosen, as far as that is known beforehand."""
-        if params.allowed_token_ids is None:
-            return
+        if params.grammar is not None:
+            return  # it goes before the rest
         never = {ids[0] for ids in params.bad_words_token_ids or () if len(ids) == 1}
         if params.min_tokens:
             never.update(self.stop_ids(params))
-        if never.issuperset(params.allowed_token_ids):
+        allowed, size = params.allowed_token_ids, self._info.vocab_size
+        if allowed is None and len(never) < size:
+            return
+        if never.issuperset(range(size) if allowed is None else allowed):
+            name = "stop_token_ids" if allowed is None else "allowed_token_ids"
             raise InvalidRequest(
-                "allowed_token_ids leaves no token to choose: min_tokens forbids those that end the answer, and "
-                "bad_words their own",
-                param="allowed_token_ids",
+                f"{name} leaves no token to choose: min_tokens forbids those that end the answer, and bad_words their "
+                "own",
+                param=name,
+                code=ConstraintFailed.code,
             )
 
 

@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from firsttoken.core.clock import NS_PER_S, now_ns
-from firsttoken.core.errors import DeadlineExceeded, EngineDead, FirstTokenError, InvalidRequest, Overloaded
+from firsttoken.core.errors import (
+    ConstraintFailed,
+    DeadlineExceeded,
+    EngineDead,
+    FirstTokenError,
+    InvalidRequest,
+    Overloaded,
+)
 from firsttoken.core.plan import PromptLogprobs, TokenLogprobs
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
@@ -50,6 +57,8 @@ def failure(last: RequestDelta, prefix: str = "") -> FirstTokenError:
     message = prefix + (last.error or "the engine gave no reason")
     if last.code == DeadlineExceeded.code:
         return DeadlineExceeded(message)
+    if last.code == ConstraintFailed.code:
+        return ConstraintFailed(message)
     return GenerationFailed(message)
 
 

@@ -29,7 +29,10 @@ from firsttoken.sampling.logprobs import token_logprobs
 from firsttoken.sampling.processors import RowProcessor
 
 NON_FINITE = "non-finite logits"
-ALL_MASKED = "no token can be chosen: every token of the vocabulary is masked"
+ALL_MASKED = (
+    "no token can be chosen here: what the request allows and forbids (allowed_token_ids, bad_words, min_tokens, a "
+    "grammar) leaves none"
+)
 _IMPOSSIBLE = np.float32(-np.inf)
 
 
@@ -38,12 +41,18 @@ class SampleBatch:
     """One entry a row, in the order of the rows.
 
     ``tokens`` int64 [R]. Where ``errors`` has a message the token is a placeholder (0, so that a step already in
-    flight may look up its embedding) that must not reach the caller. ``logprobs`` is None where not asked for.
+    flight may look up its embedding) that must not reach the caller, and its ``codes`` have a word where none was
+    possible. ``logprobs`` is None where not asked for.
     """
 
     tokens: Tensor
     logprobs: list[TokenLogprobs | None]
     errors: list[str | None]
+
+    @property
+    def codes(self) -> list[str | None]:
+        """Of the errors."""
+        return [None if error in (None, NON_FINITE) else ConstraintFailed.code for error in self.errors]
 
 
 @dataclass(slots=True)

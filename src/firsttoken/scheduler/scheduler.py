@@ -330,7 +330,7 @@ class Scheduler:
             if request.status is _FINISHED:
                 continue
             if sample.error is not None:
-                updates.append(self._fail(request, sample.error))
+                updates.append(self._fail(request, sample.error, sample.code))
                 continue
             if request.prompt_only:
                 updates.append(self._complete_prompt(request, sample))
@@ -372,10 +372,10 @@ class Scheduler:
         self.counters.finished += 1
         return True
 
-    def _fail(self, request: Request, error: str) -> Update:
+    def _fail(self, request: Request, error: str, code: str | None) -> Update:
         self._end(self._tickets[request.request_id], "error")
         self.counters.failed += 1
-        return Update(request, None, finished=True, error=error)
+        return Update(request, None, finished=True, error=error, code=code)
 
     def _stamp_token(self, request: Request, now: int) -> None:
         """Decode begins with the first token after each admission; that of a request preempted meanwhile is its

@@ -28,6 +28,7 @@ class Update(msgspec.Struct, frozen=True):
     logprobs: TokenLogprobs | None = None
     finished: bool = False
     error: str | None = None
+    code: str | None = None  # of the error, where it has one
     pooled: bytes | None = None
     prompt_logprobs: PromptLogprobs | None = None
 

@@ -7,6 +7,7 @@ import logging
 import msgspec
 
 from firsttoken.core.errors import (
+    ConstraintFailed,
     DeadlineExceeded,
     EngineDead,
     EngineDraining,
@@ -114,6 +115,8 @@ def as_api_error(exc: BaseException, request_id: str | None = None) -> ApiError:
         return overloaded(exc)
     if isinstance(exc, DeadlineExceeded):
         return ApiError(504, str(exc), type_="timeout", param="deadline_ms", code=exc.code, outcome=exc.outcome)
+    if isinstance(exc, ConstraintFailed):
+        return ApiError(400, _sentence(str(exc)), code=exc.code, outcome=exc.outcome)
     if isinstance(exc, FirstTokenError):
         return ApiError(500, str(exc), type_="server_error", code=exc.code)
     extra = {} if request_id is None else {"request_id": request_id}

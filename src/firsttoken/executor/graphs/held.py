@@ -136,7 +136,9 @@ class HeldRows:
                     self._fail(index, error)
         self._open.clear()
         for index, error_text in self._errors.items():
-            samples[index] = msgspec.structs.replace(samples[index], token=0, logprobs=None, error=error_text)
+            samples[index] = msgspec.structs.replace(
+                samples[index], token=0, logprobs=None, error=error_text, code=ConstraintFailed.code
+            )
         return HeldTimes(self._mask_ns, self._upload_ns, self._launch_ns, hear_ns, now_ns() - now)
 
     def _only(self, index: int, token: int) -> None:

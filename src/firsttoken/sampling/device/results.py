@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from firsttoken.core.errors import ConstraintFailed
 from firsttoken.core.plan import RowSample, TokenLogprobs
 from firsttoken.kernels.sample import state as words
 from firsttoken.kernels.sample.state import Outputs
 from firsttoken.sampling.sampler import ALL_MASKED, NON_FINITE
 
 _MESSAGES = {words.NON_FINITE: NON_FINITE, words.ALL_MASKED: ALL_MASKED}
+_CODES = {words.ALL_MASKED: ConstraintFailed.code}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ def read(outputs: Outputs | HostOutputs, slots: Sequence[int], num_logprobs: Seq
             tokens[row],
             None if wanted is None or errors[row] else _logprobs(outputs, row, wanted),
             _MESSAGES.get(errors[row]),
+            code=_CODES.get(errors[row]),
         )
         for row, (slot, wanted) in enumerate(zip(slots, num_logprobs, strict=True))
     ]
