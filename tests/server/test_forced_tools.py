@@ -35,6 +35,12 @@ def asking(make_client):
     return make
 
 
+@pytest.fixture
+async def client_of_tools(make_client):
+    async with make_client(template=TOOL_TEMPLATE) as client:
+        yield client
+
+
 @pytest.mark.parametrize(
     ("fields", "others"),
     [({"tool_choice": "required"}, True), ({"tool_choice": NAMED}, False), ({"tool_choice": NAMED, "n": 1}, False)],
@@ -100,6 +106,58 @@ async def test_what_cannot_be_enforced_is_refused(make_client):
         reply = await client.chat(tools=[composed], tool_choice="required")
         assert (reply.status, reply.error["param"]) == (400, "tools")
         assert "anyOf" in reply.error["message"]
+
+
+def with_schema(parameters: dict, **fields: object) -> dict:
+    return {"type": "function", "function": {"name": "look_up", "parameters": parameters, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "place", "said"),
+    [
+        ({"properties": {"a": {"not": {"type": "string"}}}}, ".properties.a", '"not" is not supported'),
+        (
+            {"properties": {"o": {"properties": {"l": {"type": "array", "items": {"uniqueItems": True}}}}}},
+            ".properties.o.properties.l.items",
+            '"uniqueItems" is not supported',
+        ),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/q"}}, "$defs": {"p": {}, "q": {"anyOf": [{}, {"if": {}}]}}},
+            ".$defs.q.anyOf[1]",
+            '"if" is not supported',
+        ),
+        ({"properties": {"a b": {"type": "string", "format": "x"}}}, ".properties['a b']", "Unknown format: x"),
+        ({"dependentRequired": {"a": ["b"]}}, "", '"dependentRequired" is not supported'),
+    ],
+)
+async def test_a_schema_that_is_refused_is_named_with_its_tool_and_place(client_of_tools, parameters, place, said):
+    place = f"tools[1].function.parameters{place}"
+    for fields in ({"tool_choice": "required"}, {"tool_choice": "auto"}):
+        tool = with_schema(parameters, strict=fields["tool_choice"] == "auto")
+        reply = await client_of_tools.chat(tools=[TOOL, tool], **fields)
+        assert (reply.status, reply.error["param"], reply.error["code"]) == (400, place, "unsupported_grammar")
+        message = reply.error["message"]
+        assert message.startswith(place)
+        assert "'look_up'" in message
+        assert said in message
+        assert "%json" not in message
+    assert (await client_of_tools.chat(tools=[TOOL, with_schema(parameters)], max_tokens=4)).status == 200
+
+
+async def test_so_it_is_in_the_words_of_other_routes(client_of_tools):
+    tool = {"name": "look_up", "input_schema": {"type": "object", "properties": {"a": {"not": {}}}}}
+    body = {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 9}
+    reply = await client_of_tools.post("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], **body})
+    assert reply.status == 400
+    assert reply.json["error"]["message"].startswith("tools[0].input_schema.properties.a: calls of the tool 'look_up'")
+
+
+async def test_of_an_answers_schema_the_place_is_told_too(client_of_tools):
+    wrong = {"type": "object", "properties": {"a": {"not": {}}}}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": wrong}}
+    reply = await client_of_tools.chat(response_format=form)
+    assert (reply.status, reply.error["param"]) == (400, "response_format")
+    assert reply.error["message"].endswith('cannot be used: "not" is not supported (at .properties.a)')
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

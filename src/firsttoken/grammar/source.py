@@ -44,6 +44,7 @@ _REGEX = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
 _MOST_TEXTS = 32
 # Of formats whose ends a walk byte by byte does not find soon.
 _FORMATS = {"email": "a@b.cd", "uri": "http://a.bc", "duration": "P1D"}
+_UNKNOWN = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _MAX_MESSAGE = 400
 MAX_CHOICES = 4096
 
@@ -153,6 +154,7 @@ def refuse(grammar: Grammar, message: str) -> InvalidRequest:
 
 def _refused(grammar: Grammar, message: str) -> InvalidRequest:
     message = message.replace(". Enable 'coerce_one_of' option to approximate oneOf with anyOf", ": send anyOf")
+    message = _UNKNOWN.sub(r"\1 is not supported", message)
     short = message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + " ..."
     return InvalidRequest(
         f"{_NAMES[grammar.kind]} cannot be used: {short}", param="grammar", code="unsupported_grammar"

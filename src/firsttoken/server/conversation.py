@@ -190,6 +190,8 @@ async def open_conversation(state: AppState, call: Call, ask: Ask) -> Conversati
     # A model that was told not to think may do so all the same, but is not invited to by a grammar.
     silent = thinks == "first" and ask.template_kwargs.get("enable_thinking") is False
     held = constrain(tools, ask.params.grammar, formats, "no" if silent else thinks)
+    if tools is not None and held.grammar is not None and held.grammar is not ask.params.grammar:
+        await state.grammars.check_calls(held.grammar, tools.callable)
     params = ask.params if held.grammar is ask.params.grammar else ask.params.replace(grammar=held.grammar)
     prompt = rendered.ids
     if (more := held.closed + held.begun) and llm.tokenizer is not None:

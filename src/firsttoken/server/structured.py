@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
 
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.core.grammar import Grammar
@@ -13,6 +16,7 @@ from firsttoken.core.structured_outputs import StructuredOutputsParams, schema_g
 from firsttoken.core.structured_outputs import grammar_of as of_kind
 from firsttoken.server.errors import ApiError, bad_request
 from firsttoken.server.schema import GenerationRequest, JSONSchemaFormat, ResponseFormat
+from firsttoken.server.tools import Tool
 
 FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -58,21 +62,61 @@ class CheckedGrammars:
     async def check(self, grammar: Grammar | None, field: str) -> None:
         """Before a request is queued. Compiles on a thread; raises `ApiError` that says what is wrong with
         ``field``."""
-        if grammar is None or grammar in self._known:
+        if grammar is not None:
+            await self._check(grammar, field, lambda: _compile(grammar))
+
+    async def check_calls(self, grammar: Grammar, tools: Sequence[Tool]) -> None:
+        """The same of a grammar that was made of these tools; what is wrong is said of the tool whose schema it is."""
+        await self._check(grammar, "tools", lambda: _compile_calls(grammar, tools))
+
+    async def _check(self, grammar: Grammar, field: str, work: Callable[[], None]) -> None:
+        if grammar in self._known:
             return
         try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, _compile, grammar)
+            await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except InvalidRequest as error:
-            raise ApiError(400, error.message, param=field, code=error.code) from None
+            raise ApiError(400, error.message, param=error.param or field, code=error.code) from None
         while len(self._known) >= self._MOST:
             del self._known[next(iter(self._known))]
         self._known[grammar] = None
 
 
 def _compile(grammar: Grammar) -> None:
+    from firsttoken.grammar.schema_faults import schema_fault
     from firsttoken.grammar.source import check
 
-    check(grammar)
+    try:
+        check(grammar)
+    except InvalidRequest as error:
+        schema = msgspec.json.decode(grammar.source) if grammar.kind == "json_schema" else None
+        fault = schema_fault(schema) if isinstance(schema, dict) else None
+        where = f" (at {fault[0]})" if fault is not None and fault[0] else ""
+        raise InvalidRequest(error.message + where, code=error.code) from None
+
+
+def _compile_calls(grammar: Grammar, tools: Sequence[Tool]) -> None:
+    """Raises `InvalidRequest` in the caller's words: those of the grammar's own language are nothing to him."""
+    from firsttoken.grammar.schema_faults import schema_fault
+    from firsttoken.grammar.source import check
+
+    try:
+        check(grammar)
+    except InvalidRequest as error:
+        for tool in tools:
+            fault = schema_fault(tool.schema)
+            if fault is not None:
+                at = f"{tool.place}.parameters{fault[0]}"
+                raise InvalidRequest(
+                    f"{at}: calls of the tool {tool.name!r} cannot be held to its schema: {fault[1]}; change the "
+                    "schema, or neither force the call nor ask for strict",
+                    param=at,
+                    code=error.code,
+                ) from None
+        raise InvalidRequest(
+            "calls cannot be held to the schemas of all these tools, each of which is right by itself: offer fewer, or "
+            "neither force the call nor ask for strict",
+            code=error.code,
+        ) from None
 
 
 def _of_response_format(wanted: ResponseFormat) -> Grammar:
