@@ -44,6 +44,9 @@ class Rows:
     def row_beside(self, start: RowStart) -> Row:
         return Row(self._log)
 
+    def begin_masks(self) -> None:
+        pass
+
 
 class Machine:
     """An executor whose ``log`` says "forward", "mask", "end" (the choice was launched to its end) and "take". Row 0 is

@@ -55,6 +55,9 @@ class Scripts:
     def row_beside(self, start):
         return self.scripts[start.slot]
 
+    def begin_masks(self) -> None:
+        pass
+
 
 @pytest.fixture(scope="module")
 def checkpoint():

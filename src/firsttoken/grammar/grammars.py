@@ -23,7 +23,7 @@ from firsttoken.core.grammar import Grammar
 from firsttoken.core.plan import RowStart
 
 if TYPE_CHECKING:
-    from firsttoken.grammar.beside import BesideRow
+    from firsttoken.grammar.beside import BesideRow, Maskers
     from firsttoken.grammar.compiled import Compiled
     from firsttoken.grammar.row import GrammarRow
     from firsttoken.grammar.tokens import TokenTable
@@ -51,7 +51,7 @@ class Grammars:
         self._kept_bytes = 0  # of all of them
         self._held: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
         self._compiler: ThreadPoolExecutor | None = None
-        self._maskers: ThreadPoolExecutor | None = None
+        self._maskers: Maskers | None = None
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Grammars:
@@ -105,20 +105,24 @@ class Grammars:
         )
 
     def row_beside(self, start: RowStart) -> BesideRow:
-        """The same, with masks that are made on threads of this object's."""
-        from firsttoken.grammar.beside import BesideRow
+        """The same, with masks that are made on threads of this object's once they are told to (`begin_masks`)."""
+        from firsttoken.grammar.beside import BesideRow, Maskers
 
         if self._maskers is None:
-            self._maskers = ThreadPoolExecutor(
-                min(_MASK_WORKERS, os.cpu_count() or 1), thread_name_prefix="grammar-mask"
-            )
+            self._maskers = Maskers(min(_MASK_WORKERS, os.cpu_count() or 1))
         return BesideRow(self.row(start), self._maskers)
+
+    def begin_masks(self) -> None:
+        """All rows beside that took a token are to have their next masks made."""
+        if self._maskers is not None:
+            self._maskers.begin()
 
     def close(self) -> None:
         """Let the threads go."""
-        for pool in (self._compiler, self._maskers):
-            if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
+        if self._compiler is not None:
+            self._compiler.shutdown(wait=False, cancel_futures=True)
+        if self._maskers is not None:
+            self._maskers.close()
 
     def _compile(self, grammar: Grammar) -> Verdict:
         from firsttoken.grammar.compiled import Compiled

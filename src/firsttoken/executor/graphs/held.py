@@ -8,7 +8,7 @@ tokens are looked at before they go on to the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -37,7 +37,13 @@ class Holds:
         if constraint is None:
             return False
         self._rows[row.slot] = constraint
+        self.begin()
         return True
+
+    def begin(self) -> None:
+        """The masks after the tokens that were taken are to be made."""
+        if self.grammars is not None:
+            self.grammars.begin_masks()
 
     def retire(self, slot: int) -> None:
         self._rows.pop(slot, None)
@@ -47,14 +53,16 @@ class Holds:
         if not self._rows:
             return None
         rows = [(index, self._rows[slot]) for index, slot in enumerate(slots) if slot in self._rows]
-        return HeldRows(rows) if rows else None
+        return HeldRows(rows, self.begin) if rows else None
 
 
 class HeldRows:
-    """``rows``: the index of each in the step's samples, and what it is held to."""
+    """``rows``: the index of each in the step's samples, and what it is held to. ``begin`` has the masks made that come
+    after tokens which they took."""
 
-    def __init__(self, rows: Sequence[tuple[int, Constraint]]) -> None:
+    def __init__(self, rows: Sequence[tuple[int, Constraint]], begin: Callable[[], None]) -> None:
         self._rows = dict(rows)
+        self._begin = begin
         self._errors: dict[int, str] = {}
         self._open = set(self._rows)  # that have not taken the step's token
         self._masks: Masks | None = None
@@ -84,6 +92,7 @@ class HeldRows:
             tokens, errors = chooser.try_choice(step, rows)
             if not self._settle(tokens, errors, round_):
                 break
+        self._begin()
         chooser.end(step)
 
     def _make_masks(self, count: int, words: int) -> Masks:
@@ -135,6 +144,7 @@ class HeldRows:
                 except ConstraintFailed as error:
                     self._fail(index, error)
         self._open.clear()
+        self._begin()
         for index, error_text in self._errors.items():
             samples[index] = msgspec.structs.replace(
                 samples[index], token=0, logprobs=None, error=error_text, code=ConstraintFailed.code

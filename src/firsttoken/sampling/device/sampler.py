@@ -49,6 +49,7 @@ class DeviceSampler:
         self.words = self._state.view(torch.int32)
         self._scratch = Scratch.allocate(rows, vocab_size, device)
         self._rich: RichScratch | None = None
+        self._masks: NDArray[np.int32] | None = None  # those of the rich scratch
         self._edit_ids = torch.zeros((slots, _FIRST_CAPACITY), dtype=torch.int32, device=device)
         self._edit_values = torch.zeros((slots, _FIRST_CAPACITY), dtype=torch.float32, device=device)
         self._allowed: Tensor | None = None  # with the rich scratch
@@ -148,9 +149,11 @@ class DeviceSampler:
         """Those of the next `sample`, int32 [R, ceil(V / 32)], the lowest bit first; rows without one get any. Nothing
         is launched: on a GPU they lie where its kernels read the host's memory, so every `sample` with masks that was
         launched must have ended."""
-        self.make_room()
-        assert self._rich is not None
-        self._rich.masks.numpy()[: len(masks)] = masks
+        if self._masks is None:
+            self.make_room()
+            assert self._rich is not None
+            self._masks = self._rich.masks.numpy()
+        self._masks[: len(masks)] = masks
 
     def sample(
         self,
