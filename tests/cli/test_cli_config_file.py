@@ -46,6 +46,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "host": ('"::1"', "host", "::1"),
     "port": ("0", "port", 0),
     "api-key": ('["a", "b"]', "api_keys", ["a", "b"]),
+    "allow-origin": ('["http://a.b", "http://c.d:1"]', "allow_origin", ["http://a.b", "http://c.d:1"]),
     "api-key-file": (f'"{KEYS}"', "api_key_file", KEYS),
     "ssl-certfile": ('"/x"', "ssl_certfile", "/x"),
     "ssl-keyfile": ('"/x"', "ssl_keyfile", "/x"),

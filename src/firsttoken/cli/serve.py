@@ -99,6 +99,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "SHA-256 (as --api-key takes it, too)",
     )
     group.add_argument(
+        "--allow-origin",
+        action="append",
+        default=absent,
+        metavar="URL",
+        help="let pages of this origin, as https://app.example.com, read answers in a browser (may be repeated; * is "
+        "any; default: none)",
+    )
+    group.add_argument(
         "--ssl-certfile",
         default=absent,
         metavar="FILE",

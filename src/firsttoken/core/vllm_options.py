@@ -52,7 +52,7 @@ VLLM_OPTIONS: dict[str, str] = {
     "uvicorn-log-level": _LOGS,
     "otlp-traces-endpoint": "it is --otlp-endpoint here, for traces and metrics",
     "ssl-ca-certs": "callers' certificates are not asked for",
-    "allowed-origins": "no CORS headers are sent: a page of another origin needs a proxy that adds them",
+    "allowed-origins": "it is --allow-origin URL here, once for each",
     "root-path": "routes begin at /: a proxy before it may take a prefix off",
     "uds": "it listens on --host and --port",
     "api-server-count": "there is one process for HTTP and one for the engine",

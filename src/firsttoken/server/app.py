@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -78,6 +79,8 @@ class FirstTokenApp:
         if config.api_keys:
             keys = config.named_keys()
             self._app = ApiKeys(self._app, keys, lasting=llm.info.kv_outlives, on_refused=recorder.refused)
+        if config.allow_origin:
+            self._app = _readable_by(config.allow_origin, self._app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -96,6 +99,18 @@ class FirstTokenApp:
 def build_app(llm: AsyncLLM, config: ServerConfig) -> FirstTokenApp:
     """The ASGI app that serves ``llm``. It neither starts nor stops the engine."""
     return FirstTokenApp(llm, config)
+
+
+def _readable_by(origins: Sequence[str], app: App) -> App:
+    """``app`` for pages of ``origins``, too. Outermost: a browser asks whether it may before it sends a key. A stream's
+    tokens do not pass it, but where the server has no `WRITE`: its head and its end do."""
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=("*",),
+    )
 
 
 class _Router:

@@ -25,6 +25,8 @@ LEAST_HUNG_S = 5.0
 
 
 HASHED = "sha256:"
+# As a browser writes it: what is compared is the text.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _DIGEST = re.compile(HASHED + "[0-9a-fA-F]{64}")
 
 
@@ -50,6 +52,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     - ``port``: 0 takes a free one.
     - ``api_keys``: without any every caller is served. A key for which ``targets`` has a rule is given as NAME=KEY; any
       other text is a key as a whole. ``api_key_file`` says where more of them were read (`server.key_file`).
+    - ``allow_origin``: pages of which origins a browser lets read answers (CORS); "*" is any.
     - ``max_body_bytes`` bounds a request's body (413 above it), ``max_messages`` a conversation, ``max_prompts`` the
       prompts of one completion request, ``max_request_cost`` what one request may cost (`server.cost`).
     - ``max_connections`` are held at once, and ``max_connections_per_ip`` from one address.
@@ -75,6 +78,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     server: Literal["uvicorn", "granian"] = "uvicorn"
     api_keys: tuple[str, ...] = ()
     api_key_file: str | None = None
+    allow_origin: tuple[str, ...] = ()
     max_body_bytes: int = 32 * MIB
     max_messages: int = 4096
     max_prompts: int = 128
@@ -129,6 +133,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r:.80}")
+        for origin in self.allow_origin:
+            if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+                raise ConfigError(
+                    f"allow_origin must be an origin as browsers send it, as https://app.example.com or "
+                    f"http://localhost:3000 (no path, small letters), or * for any, got {origin!r:.200}"
+                )
         keys = self.named_keys()
         # An empty key would let everybody in, and a header cannot carry other characters.
         if not all(
