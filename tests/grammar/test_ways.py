@@ -86,10 +86,15 @@ def test_a_long_answer_with_a_budget_of_twice_its_least_is_hardly_looked_after(a
     grammar = Grammar("json_schema", json.dumps({"type": "object", "properties": properties, "required": names}))
     row = answers.row(grammar, 2 * answers.compiled(grammar).needed)
     said = json.dumps({name: ["words", 12, "green"][index % 3] for index, name in enumerate(names)}).encode()
+    late = 0
     for byte in said:
+        row.prepare()
+        before = len(looks)
         assert not row.may_refuse  # or its step's tokens were read before the next step could be launched
         assert row.take(byte)
+        late += len(looks) - before
     assert len(looks) < len(said) / 6
+    assert not late  # a mask is made beside, a token is taken while others wait
     assert not searches
 
 

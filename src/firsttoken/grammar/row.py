@@ -43,6 +43,7 @@ class GrammarRow:
         self._way: list[int] | None = compiled.shortest
         self._bound = self._anchor = compiled.needed
         self._longest = longest(compiled, compiled.shortest)
+        self._vain = False  # the last look for a way has found none
         self._in_run = False  # since `_way` was known, and what such a run may add is part of `_bound`
         self._place = self._place_before = OUTSIDE  # of strings, now and before the last token
         self._ended = False
@@ -146,6 +147,16 @@ class GrammarRow:
             self._set_way(way)
         return True
 
+    def _looks_next(self) -> bool:
+        """Whether a way should be looked for now because the next token, of one piece, would have to. Most masks are
+        made when nobody waits for them, and a token is taken while others wait."""
+        growth = self._compiled.growth
+        if growth is None or self._vain:
+            return False
+        added = growth + self._longest
+        looks = 2 * (self._bound + added) > self._left - 1 + self._anchor
+        return looks and 2 * (self._anchor + added) <= self._left - 1 + self._anchor  # else it would all the same
+
     def _known_way(self) -> list[int] | None:
         """One from where the answer stands that fits into what is left."""
         if self._way is None:
@@ -155,7 +166,7 @@ class GrammarRow:
         return self._way
 
     def _set_way(self, way: list[int]) -> None:
-        self._way, self._in_run = way, False
+        self._way, self._in_run, self._vain = way, False, False
         self._bound = self._anchor = len(way) + 1
         self._longest = longest(self._compiled, way)
         self._ways.know(way)
@@ -190,8 +201,9 @@ class GrammarRow:
 
     def _make_mask(self) -> Mask:
         words = np.zeros(self._compiled.table.mask_words, dtype=np.int32)
-        if self._way is None and not self._bound:
-            self._known_way()  # it was preempted: how far its end is was not kept
+        # How far its end is was not kept of one that was preempted.
+        if self._way is None and (not self._bound or self._looks_next()):
+            self._vain = self._known_way() is None
         if self._way is not None and len(self._way) + 1 >= self._left:
             only = self._way[0] if self._way else self._end[0]
             return _words([only], len(words))
