@@ -29,6 +29,8 @@ class HubStandIn:
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.fetched: list[str] = []
+        self.revisions = ["main", "v2", COMMIT]
+        self.asked: list[str] = []
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -55,12 +57,16 @@ class HubStandIn:
         if path.startswith("/api/models/owner/tiny/tree/"):
             entries = [self._entry(name, data) for name, data in self.files.items()]
             status, headers, content = 200, {}, json.dumps(entries).encode()
-        elif path in ("/api/models/owner/tiny", "/api/models/owner/tiny/revision/main") or path.startswith(
-            f"/api/models/owner/tiny/revision/{COMMIT}"
+        elif path == "/api/models/owner/tiny" or (
+            path.startswith(revisions := "/api/models/owner/tiny/revision/")
+            and path.removeprefix(revisions) in self.revisions
         ):
+            self.asked.append(path.rpartition("/")[2])
             siblings = [{"rfilename": name} for name in self.files]
             status, headers = 200, {}
             content = json.dumps({"id": "owner/tiny", "sha": COMMIT, "siblings": siblings}).encode()
+        elif path.startswith("/api/models/owner/tiny/revision/"):
+            headers = {"X-Error-Code": "RevisionNotFound"}
         elif path.startswith(prefix) and path.removeprefix(prefix) in self.files:
             name = path.removeprefix(prefix)
             status, content = 200, self.files[name]
@@ -136,6 +142,25 @@ def test_a_repository_without_safetensors_says_so(hub: HubStandIn, tmp_path: Pat
     del hub.files["model.safetensors"]
     with pytest.raises(CheckpointError, match="no weights"):
         open_checkpoint("owner/tiny", cache=tmp_path / "cache", endpoint=hub.url)
+
+
+def test_a_revision_is_asked_for_and_kept_by_its_name(hub: HubStandIn, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    checkpoint = open_checkpoint("owner/tiny", cache=cache, endpoint=hub.url, revision="v2")
+    assert checkpoint.name == "owner/tiny"
+    assert hub.asked[0] == "v2"
+    assert set(hub.asked) <= {"v2", COMMIT}  # what it named stays the same for all files
+    assert open_checkpoint("owner/tiny", cache=cache, offline=True, revision="v2").fingerprint == checkpoint.fingerprint
+    with pytest.raises(CheckpointError, match="was not fetched before"):
+        open_checkpoint("owner/tiny", cache=cache, offline=True)
+    with pytest.raises(CheckpointError, match="owner/tiny: has no revision 'v3': name a branch, a tag or a commit"):
+        open_checkpoint("owner/tiny", cache=cache, endpoint=hub.url, revision="v3")
+
+
+def test_what_is_not_of_the_hub_has_no_revision(tmp_path: Path) -> None:
+    for model, what in (("random:tiny-llama", "made"), ("smollm2", "alias"), (str(tmp_path), "path on this machine")):
+        with pytest.raises(CheckpointError, match=f"revision 'v2' is for repositories of the hub .*{what}"):
+            open_checkpoint(model, revision="v2")
 
 
 def test_an_unknown_repository(hub: HubStandIn, tmp_path: Path) -> None:

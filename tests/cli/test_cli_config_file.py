@@ -85,6 +85,7 @@ VALUES: dict[str, tuple[str, str, Any]] = {
     "prefix-caching": ("false", "prefix_caching", False),
     "deterministic": ("true", "deterministic", True),
     "offline": ("true", "offline", True),
+    "revision": ('"v2"', "revision", "v2"),
     "pooling": ('"mean"', "pooling", "mean"),
     "chat-template": ('"x.jinja"', "chat_template", "x.jinja"),
     "self-check": ("false", "self_check", False),

@@ -125,7 +125,7 @@ def test_bad_usage_is_two_lines(argv: list[str], usage: str, message: str, capsy
 
 
 def test_a_word_that_resembles_nothing_is_not_said_to_be_meant() -> None:
-    assert meant("--revision", ["--kv-eviction", "--port"]) == ""
+    assert meant("--version", ["--kv-eviction", "--port"]) == ""
     assert meant("--kv-evicton", ["--kv-eviction", "--port"]) == "; did you mean --kv-eviction?"
 
 

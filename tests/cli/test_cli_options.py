@@ -122,6 +122,7 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--flight-dir", "/x"], {"flight_dir": "/x"}),
     (["--flight-dir", "none"], {"flight_dir": None}),
     (["--offline"], {"offline": True}),
+    (["--revision", "v2"], {"revision": "v2"}),
     (["--pooling", "mean"], {"pooling": "mean"}),
     (["--chat-template", "x.jinja"], {"chat_template": "x.jinja"}),
     (["--no-self-check"], {"self_check": False}),

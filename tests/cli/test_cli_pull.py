@@ -35,6 +35,16 @@ def test_an_alias_is_pulled_with_progress_and_its_place_told(
     assert (told["model"], told["path"]) == ("smollm2", "/cache/model.gguf")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["pull"], ["pull", "."], ["plan", "random:tiny-llama"], ["quantize", ".", "--scheme=int4", "--out=/x"]],
+    ids=lambda words: " ".join(words),
+)
+def test_only_the_hub_has_revisions(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--revision", "v2"]) == 1
+    assert "revision 'v2' is for repositories of the hub" in capsys.readouterr().err
+
+
 def test_a_random_model_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "random:smollm2-135m"]) == 0
     assert "needs no file" in capsys.readouterr().out

@@ -116,7 +116,9 @@ def bandwidth(session: Session, config: LatencyConfig, args: EngineArgs, tpot_ms
     from firsttoken.checkpoint.locate import open_checkpoint
 
     info = session.llm.info
-    weights = weight_bytes(open_checkpoint(args.model, offline=args.offline), info.quantization, info.dtype)
+    weights = weight_bytes(
+        open_checkpoint(args.model, offline=args.offline, revision=args.revision), info.quantization, info.dtype
+    )
     roof = read_roof_gb_s(info.device_name)
     if weights is None or tpot_ms is None:
         return {"read_bytes_per_step": None, "achieved_gb_s": None, "roof_gb_s": roof, "roof_share": None}

@@ -68,7 +68,7 @@ def open_executor(args: EngineArgs, config: StepsConfig) -> Engine:
     from firsttoken.devices.registry import known_devices
     from firsttoken.engine.resolve import resolve
 
-    checkpoint = open_checkpoint(args.model, offline=args.offline)
+    checkpoint = open_checkpoint(args.model, offline=args.offline, revision=args.revision)
     longest = min(config.max_context + config.max_prefill + config.growth, checkpoint.config.max_position)
     args = msgspec.structs.replace(
         args,

@@ -27,8 +27,10 @@ def fetch_repository(
     offline: bool = False,
     endpoint: str | None = None,
     on_progress: OnProgress | None = None,
+    revision: str | None = None,
 ) -> Path:
-    """The folder of a snapshot of ``repository`` (``owner/name``, its main branch).
+    """The folder of a snapshot of ``repository`` (``owner/name``) at ``revision``, a branch, tag or commit (None: its
+    main branch).
 
     Only safetensors, JSON and Jinja files are fetched, of inner folders those that say how a vector is made, and the
     weights only after ``config.json`` was found to be
@@ -36,12 +38,13 @@ def fetch_repository(
     ``offline`` uses what was fetched before. Raises `CheckpointError`.
     """
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RevisionNotFoundError
 
     options: dict[str, Any] = {
         "cache_dir": None if cache is None else cache / "hub",
         "local_files_only": offline,
         "endpoint": endpoint,
+        "revision": revision,
         "ignore_patterns": IGNORED_FILES,
         "tqdm_class": _progress_bar(repository, on_progress),
     }
@@ -60,6 +63,10 @@ def fetch_repository(
             where = endpoint or constants.ENDPOINT
             reason = f"cannot be fetched from {where} ({_cause(error)}): check the network, or name a file or folder"
         raise CheckpointError(reason, file=repository) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"has no revision {revision!r:.80}: name a branch, a tag or a commit of it", file=repository
+        ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         advice = "check the name" if status == 404 else "log in with `hf auth login` if it is gated or private"

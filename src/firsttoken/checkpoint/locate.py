@@ -26,6 +26,7 @@ def open_checkpoint(
     offline: bool = False,
     on_progress: OnProgress | None = None,
     endpoint: str | None = None,
+    revision: str | None = None,
 ) -> Checkpoint:
     """Open MODEL without reading weights; fetches it first when it has to and ``offline`` is false.
 
@@ -38,10 +39,13 @@ def open_checkpoint(
     3. a path that exists: a folder in Hugging Face layout, or a ``.gguf`` file;
     4. something written as a path (``/``, ``./``, ``../`` or ``~`` in front, ``.gguf`` at the end): an error, never a
        download;
-    5. ``owner/name``: a hub repository (``endpoint``: the hub's URL, the public one by default).
+    5. ``owner/name``: a hub repository (``endpoint``: the hub's URL, the public one by default; ``revision``: the
+       branch, tag or commit, main by default). No other model has a ``revision``.
 
     Raises `CheckpointError` that says what was tried.
     """
+    if revision is not None:
+        _check_has_revisions(model, revision)
     if model.startswith(PREFIX):
         shape = model.removeprefix(PREFIX)
         if shape and shape not in SHAPES and _exists(folder := Path(shape).expanduser(), model):
@@ -55,11 +59,29 @@ def open_checkpoint(
     if model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
         raise CheckpointError("there is no such file or folder", file=str(path))
     if REPOSITORY_ID.fullmatch(model):
-        folder = fetch_repository(model, cache=cache, offline=offline, endpoint=endpoint, on_progress=on_progress)
+        folder = fetch_repository(
+            model, cache=cache, offline=offline, endpoint=endpoint, on_progress=on_progress, revision=revision
+        )
         return open_folder(folder, name=model)
     raise CheckpointError(
         f"{model!r:.200} is none of what a model may be: a folder or .gguf file (no such path), an alias "
         f"({', '.join(ALIASES)}), a hub repository (owner/name), random:<shape or folder> (shapes: {', '.join(SHAPES)})"
+    )
+
+
+def _check_has_revisions(model: str, revision: str) -> None:
+    if model.startswith(PREFIX):
+        what = "is made, and not fetched"
+    elif model in ALIASES:
+        what = "is an alias of one file"
+    elif model and _exists(Path(model).expanduser(), model):
+        what = "is a path on this machine"
+    else:
+        return
+    raise CheckpointError(
+        f"revision {revision!r:.80} is for repositories of the hub (owner/name), and this model {what}: leave it out",
+        file=model,
+        field="revision",
     )
 
 

@@ -113,7 +113,7 @@ def _check_can_chat(args: EngineArgs) -> None:
     from firsttoken.cli.progress import transfer_progress
 
     with transfer_progress() as on_progress:
-        checkpoint = open_checkpoint(args.model, offline=args.offline, on_progress=on_progress)
+        checkpoint = open_checkpoint(args.model, offline=args.offline, on_progress=on_progress, revision=args.revision)
     needs = (("tokenizer", checkpoint.tokenizer), ("chat template", args.chat_template or checkpoint.chat_template))
     missing = " and no ".join(what for what, has in needs if has is None)
     if missing:

@@ -111,7 +111,7 @@ def _choices(args: EngineArgs) -> tuple[dict[str, Choice], str | None]:
 
     made: list[Choice] = []
     try:
-        checkpoint = open_checkpoint(args.model, offline=True)
+        checkpoint = open_checkpoint(args.model, offline=True, revision=args.revision)
         _, config = resolve(args, checkpoint, known_devices(), made=made.append)
     except FirstTokenError as error:
         return {one.option: one for one in made}, str(error)

@@ -91,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
         device=args.device,
         threads=args.threads,
         offline=args.offline,
+        revision=args.revision if options.reference is None else None,
         kv_memory=args.kv_memory,
         max_num_seqs=args.max_num_seqs,
     )

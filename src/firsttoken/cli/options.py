@@ -127,6 +127,7 @@ class Option:
 
 
 ENGINE_OPTIONS: dict[str, Option] = {
+    "revision": Option("branch, tag or commit of a hub's repository (default: its main branch)", metavar="REV"),
     "served_model_name": Option("name that clients use for the model (default: the model's own)", metavar="NAME"),
     "device": Option("where to compute: cpu, cuda, or a registered device (default: auto)", metavar="DEVICE"),
     "dtype": Option(
@@ -180,6 +181,11 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=f"what to run (default: {DEFAULT_MODEL})"
     )
+
+
+def add_revision(parser: argparse.ArgumentParser) -> None:
+    """That of `EngineArgs`, for a command without the rest; None where it is not given."""
+    parser.add_argument("--revision", metavar="REV", help=ENGINE_OPTIONS["revision"].help)
 
 
 def add_engine_options(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:

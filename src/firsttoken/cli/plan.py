@@ -38,7 +38,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 # Plans are meant to be this close.
 TOLERANCE = 0.03
-_KEPT = ("dtype", "quantization", "kv_dtype", "deterministic", "offline")
+_KEPT = ("dtype", "quantization", "kv_dtype", "deterministic", "offline", "revision")
 # Of a GPU that is known by its size alone.
 _GENERATION = "sm90"
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"users may be at most {MOST_USERS} (an engine computes no more at once), got {options.users}"
         )
-    checkpoint = open_checkpoint(args.model, offline=args.offline)
+    checkpoint = open_checkpoint(args.model, offline=args.offline, revision=args.revision)
     context = options.context or checkpoint.config.max_position
     machine = find_machine(_machine_name(options.gpu, options.device), args)
     fit = plan_memory(args, checkpoint, machine, context, options.users)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from firsttoken.cli.bench_options import add_results, hand_in, say
-from firsttoken.cli.options import add_log_level, add_model_argument, positive_int
+from firsttoken.cli.options import add_log_level, add_model_argument, add_revision, positive_int
 from firsttoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ _TOKENS_A_COLUMN, _FEWEST_TOKENS = 4, 16_384
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
+    add_revision(parser)
     parser.add_argument("--scheme", required=True, choices=_SCHEMES, help="what the layers' weights become")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="a new folder, or one that was begun")
     parser.add_argument(
@@ -91,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     from firsttoken.text.tokenizer import Tokenizer
 
     began = time.monotonic()
-    checkpoint = open_checkpoint(options.model, offline=options.offline)
+    checkpoint = open_checkpoint(options.model, offline=options.offline, revision=options.revision)
     if checkpoint.tokenizer is None:
         raise ConfigError(f"{options.model} has no tokenizer, without which no text can be calibrated on")
     tokenizer = Tokenizer.build(checkpoint.tokenizer)
@@ -169,6 +170,7 @@ def _record(options: argparse.Namespace, device: str) -> dict[str, float]:
         device=device,
         threads=options.threads,
         offline=options.offline,
+        revision=options.revision,
     )
     return msgspec.structs.asdict(record(options.out, reference, say))
 

@@ -106,7 +106,7 @@ def _order(args: EngineArgs, gpu: GPU, processes: int | None) -> Order:
     from firsttoken.executor.ahead.client import spare_processes
     from firsttoken.executor.ahead.messages import Order
 
-    checkpoint = open_checkpoint(args.model, offline=args.offline)
+    checkpoint = open_checkpoint(args.model, offline=args.offline, revision=args.revision)
     _, config = resolve(args, checkpoint, [PlannedGPU(gpu)])
     return Order(
         model=checkpoint.config,

@@ -16,6 +16,7 @@ DEFAULT_MODEL = "smollm2"
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of an engine, under the names of the command line (``--max-model-len`` is ``max_model_len``).
 
+    ``revision`` is a branch, tag or commit of a hub's repository (None: its main branch), refused for any other model.
     ``max_model_len`` in tokens (prompt and output together); ``kv_memory`` in bytes; ``kv_host_memory`` bytes of host
     memory keep KV that the device evicts, 0 for none, and files in the folder ``kv_disk``, of ``kv_disk_size`` bytes at
     most (None: 32 GiB), what passes through that; ``kv_eviction`` is the policy by which each of them evicts
@@ -32,6 +33,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     model: str = DEFAULT_MODEL
+    revision: str | None = None
     served_model_name: str | None = None
     device: str = "auto"
     dtype: str = "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Below this a word is another one, not a misspelt one: --revision is 0.70 of --kv-eviction.
+# Below this a word is another one, not a misspelt one: --version is 0.64 of --kv-eviction.
 _RESEMBLES = 0.72
 
 

@@ -57,7 +57,7 @@ def build_engine(
     """
     devices = devices if devices is not None else begin_devices(args.device)
     try:
-        checkpoint = open_checkpoint(args.model, offline=args.offline)
+        checkpoint = open_checkpoint(args.model, offline=args.offline, revision=args.revision)
         account.close("checkpoint")
         device, config = resolve(args, checkpoint, devices, say=lambda text: log.info("%s", text))
         account.close("other")

@@ -34,7 +34,7 @@ def load_text(args: EngineArgs, *, tokenizer: Tokenizer | None = None) -> ModelT
     Raises `CheckpointError`, and `ConfigError` for a pooling that there is not and a file of a chat template that
     cannot be read.
     """
-    checkpoint = open_checkpoint(args.model, offline=args.offline)
+    checkpoint = open_checkpoint(args.model, offline=args.offline, revision=args.revision)
     spec = checkpoint.tokenizer
     template = None
     with naming_file(checkpoint.path):
