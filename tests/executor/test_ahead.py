@@ -212,7 +212,7 @@ def test_what_was_missed_is_captured_next_within_bounds():
     captures.missed(queue[2])
     order = []
     while (key := captures.next(lambda key: key != queue[0])) is not None:
-        captures.add(key, Graph(lambda: None))
+        captures.add(key, Graph(lambda: None, None))
         order.append(key)
     assert order == [queue[2], prompt, queue[1]]
     assert captures.left == 1

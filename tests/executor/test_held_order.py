@@ -125,6 +125,19 @@ def test_a_choice_is_one_launch_once_it_has_been_made_twice(make, monkeypatch): 
     assert streams[2:] == [1, 1], "this device replays a graph by running it again, which enters the stream"
 
 
+def test_what_a_captured_step_reads_is_not_made_again(make, monkeypatch):  # noqa: F811
+    """Its views take the host as long as a launch."""
+    machine = Machine(make)
+    executor, made = machine.executor, []
+    executor.capture(executor.table.shape(1, [], 0), None)
+    for _ in range(3):
+        machine.submit().result()
+    view = executor._view
+    monkeypatch.setattr(executor, "_view", lambda shape: made.append(shape) or view(shape))
+    assert machine.submit().result().captured
+    assert len(made) == 1, "this device makes them when it runs a graph again"
+
+
 def test_a_choice_that_cannot_be_captured_goes_on_by_kernels(make, caplog):  # noqa: F811
     machine = Machine(make)
     executor, runtime = machine.executor, machine.runtime

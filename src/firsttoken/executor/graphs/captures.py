@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from firsttoken.executor.ahead.plan import GREEDY, RANDOM, Key
 from firsttoken.executor.graphs.profiles import ShapeTable
-from firsttoken.models.step_view import Logits
+from firsttoken.models.step_view import Logits, StepView
 
 # A prefill of more tokens takes the GPU longer than its launches take the host.
 LARGEST_LEARNED = 2048
@@ -18,11 +18,12 @@ MOST_GRAPHS = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """A captured step; ``logits`` tells where a graph of the model alone has left them. On a device that replays by
-    running again they are new ones each time. ``choices`` are graphs of what is chosen from these, by the value of its
-    needs, and None for what was launched by kernels once (`choice`)."""
+    """A captured step; ``view`` is what it reads, ``logits`` tells where a graph of the model alone has left them. On a
+    device that replays by running again they are new ones each time. ``choices`` are graphs of what is chosen from
+    these, by the value of its needs, and None for what was launched by kernels once (`choice`)."""
 
     replay: Callable[[], None]
+    view: StepView
     logits: Callable[[], Logits | None] = lambda: None
     choices: dict[int, Callable[[], None] | None] = field(default_factory=dict)
 

@@ -230,7 +230,7 @@ class GraphExecutor:
         with self._working():
             replay = self._runtime.capture(segment)
         # Only those of the model alone are asked for: the others would keep memory that their graph could use again.
-        return Graph(replay, (lambda: logits) if needs is None else (lambda: None))
+        return Graph(replay, self._view(shape), (lambda: logits) if needs is None else (lambda: None))
 
     def rehearse(self, key: Key) -> None:
         """Launch everything that steps of this key may launch, on rows that are all padding."""
@@ -380,29 +380,33 @@ class GraphExecutor:
             if not needs.value & ~able.value and (graph := self._captures.get((shape, able))):
                 graph.replay()
                 return True, None
-        if needs & RANDOM:
-            # The kernels that are compiled ahead are those of all random steps.
+        # The kernels that are compiled ahead are those of all random steps. By value: flags take a microsecond to join.
+        if needs.value & RANDOM.value:
             needs |= RANDOM
-        key = shape, class_of(needs)
         model = self._captures.get((shape, None))
-        # Launching one by one takes the host as long as capturing. Once, so that all kernels are loaded, is enough.
-        again = model is None and key in self._launched and self._captures.may_have(key)
-        if again and self._attempt(key, lambda: self._captures.add(key, self._captured(key))):
-            return self._run(shape, needs, apart=apart)
         if model is None:
-            self._captures.missed(key)
-            self._kernels.wait(key)
-            with self._working():
-                step = self._with_memory(lambda: self._segment(shape, needs, apart=apart))
-            self._launched.add(key)
-            log.debug("launched kernel by kernel: %s", key)
-            return False, step if apart else None
+            return self._run_first(shape, needs, apart=apart)
         model.replay()
-        step = Launched(self._view(shape), model.logits(), needs, model)
+        step = Launched(model.view, model.logits(), needs, model)
         if not apart:
             with self._working():
                 self._chooser.choose(step, pdl=step.view.pdl)
         return True, step if apart else None
+
+    def _run_first(self, shape: StepShape, needs: Needs, *, apart: bool) -> tuple[bool, Launched | None]:
+        """As `_run`, for a step without a graph."""
+        key = shape, class_of(needs)
+        # Launching one by one takes the host as long as capturing. Once, so that all kernels are loaded, is enough.
+        again = key in self._launched and self._captures.may_have(key)
+        if again and self._attempt(key, lambda: self._captures.add(key, self._captured(key))):
+            return self._run(shape, needs, apart=apart)
+        self._captures.missed(key)
+        self._kernels.wait(key)
+        with self._working():
+            step = self._with_memory(lambda: self._segment(shape, needs, apart=apart))
+        self._launched.add(key)
+        log.debug("launched kernel by kernel: %s", key)
+        return False, step if apart else None
 
     def _run_reading(
         self, shape: StepShape, needs: Needs, wanted: list[Wanted], *, apart: bool
