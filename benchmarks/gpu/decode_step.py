@@ -5,24 +5,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 
-from benchmarks.gpu.trials.fma_fp8 import fma_fp8_linear
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.core.kv_format import KVFormat
 from firsttoken.executor.graphs.runtime import CUDARuntime
-from firsttoken.kernels.linear.config import LinearConfig, OpKind, RowBucket, row_bucket
+from firsttoken.kernels.linear.config import OpKind, RowBucket, row_bucket
 from firsttoken.kernels.linear.small import Workspace
-from firsttoken.kernels.packed_linear.config import default_config
 from firsttoken.kernels.packed_linear.layout import PackedWeight
 from firsttoken.kernels.paged_attention import KVPool
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
 from firsttoken.kernels.paged_attention.gpu_config import BalancedConfig, DecodeConfig, decode_config
 from firsttoken.kernels.paged_attention.triton_decode import DecodeWorkspace
-from firsttoken.kernels.tuning import linear_config
-from firsttoken.models.fused import AnyConfig, FusedDecoder, FusedLayer
+from firsttoken.kernels.tuning import product_config
+from firsttoken.models.fused import AnyConfig, FusedLayer
 from firsttoken.models.load_fused import Limits, load_fused
 from firsttoken.models.projection import Projection
 from firsttoken.models.step_view import StepView
@@ -61,11 +59,9 @@ class DecodeStep:
             pool.storage.normal_()
             properties = torch.cuda.get_device_properties(device)
             limits = Limits(
-                context + 1, rows, properties.multi_processor_count, self._choose_linear, quantization=quantization
+                context + 1, rows, properties.multi_processor_count, self._choose, quantization=quantization
             )
             self.model = load_fused(checkpoint, pool, device, limits)
-            self.model._choose_packed = self._choose_packed  # type: ignore[assignment]
-            self.model._small = self._small  # type: ignore[method-assign]
             self.model.attention._choose_decode = self._choose_attention
             # Enough for any candidate.
             self.model.attention._workspace = DecodeWorkspace.allocate(
@@ -81,16 +77,10 @@ class DecodeStep:
         for configs in (self._trial, self.overrides):
             if key in configs:
                 return configs[key]
-        if (weight := self.packed(kind, n, k)) is not None:
-            return default_config(n, k, rows, weight.format)
-        return linear_config(kind, n, k, rows, self._gpu)
+        weight = self.packed(kind, n, k)
+        return product_config(kind, n, k, rows, "bfloat16" if weight is None else weight.format, self._gpu)
 
-    def _choose_linear(self, kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
-        return cast(LinearConfig, self.choose(kind, n, k, rows))
-
-    def _choose_packed(self, n: int, k: int, rows: int, format: str) -> AnyConfig:
-        """Products of one size have one config, whatever they are for."""
-        kind = next(key[0] for key in self.products() if key[1:] == (n, k))
+    def _choose(self, kind: OpKind, n: int, k: int, rows: int, format: str) -> AnyConfig:
         return self.choose(kind, n, k, rows)
 
     def packed(self, kind: OpKind, n: int, k: int) -> PackedWeight | None:
@@ -103,16 +93,6 @@ class DecodeStep:
 
     def _projections(self) -> tuple[Projection, ...]:
         return *self.model.layers[0].projections, self.model.head
-
-    def _small(
-        self, projection: Projection, x: torch.Tensor, out: torch.Tensor, config: AnyConfig, **options: Any
-    ) -> None:
-        """The model's own, but for a kernel that is on trial."""
-        weight = projection.weight
-        if isinstance(weight, PackedWeight) and isinstance(config, LinearConfig):
-            fma_fp8_linear(x, weight, out, config=config, **options)
-        else:
-            FusedDecoder._small(self.model, projection, x, out, config, **options)
 
     def _choose_attention(
         self, rows: int, kv_heads: int, head_dim: int, longest: int, sms: int

@@ -1,12 +1,11 @@
 """Tunes the decode step's products inside its CUDA graph, and writes what was found where the engine looks for it.
 
     python -m benchmarks.gpu.tune random:llama-3.1-8b --rows 1 8 16 --store src/firsttoken/kernels/tuning/h200.json
-    python -m benchmarks.gpu.tune random:llama-3.1-8b --quantization fp8 --rows 1 --output tune_fp8.json
+    python -m benchmarks.gpu.tune random:llama-3.1-8b --quantization fp8 --rows 1 --store h200.json
 
 The best kernel alone is not the best in the graph, where the next one's first loads overlap its end: so one product's
 config is changed at a time, the whole step captured again and timed, and the best kept; then the next product.
-Of packed weights configs are not stored: what is found is for `packed_linear.config`'s rule. One row of FP8 weights is
-tried by the kernel of `trials.fma_fp8`, too.
+One row of FP8 weights is tried on the CUDA cores, too.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ import msgspec
 import torch
 
 from benchmarks.gpu.decode_step import DecodeStep
-from benchmarks.gpu.trials.fma_fp8 import CONFIGS as FMA_FP8
-from benchmarks.gpu.trials.fma_fp8 import fma_fp8_linear
 from firsttoken.kernels.linear.config import LinearConfig, OpKind, row_bucket
 from firsttoken.kernels.linear.tune import candidates
 from firsttoken.kernels.packed_linear.config import PackedConfig
 from firsttoken.kernels.packed_linear.layout import PackedFormat, empty_packed
+from firsttoken.kernels.packed_linear.one_row import fp8_row_linear
 from firsttoken.kernels.packed_linear.small import packed_linear
 from firsttoken.kernels.packed_linear.tune import candidates as packed_candidates
+from firsttoken.kernels.packed_linear.tune import row_candidates
 from firsttoken.kernels.paged_attention.gpu_config import DecodeConfig
-from firsttoken.kernels.tuning import TunedFile, TunedLinear, read_tuned, write_tuned
+from firsttoken.kernels.tuning import TunedFile, TunedLinear, TunedPacked, read_tuned, write_tuned
 from firsttoken.models.fused import AnyConfig
 
 Key = tuple[OpKind, int, int]
@@ -87,7 +86,7 @@ def compile_one(job: Job) -> None:
     try:
         if job.format is not None:
             weight = empty_packed(job.format, n, k, job.group, device)
-            multiply: Any = packed_linear if isinstance(config, PackedConfig) else fma_fp8_linear
+            multiply: Any = packed_linear if isinstance(config, PackedConfig) else fp8_row_linear
             multiply(meta(rows, k), weight, out, config=config, pdl=True, **extra)
         else:
             assert isinstance(config, LinearConfig)
@@ -103,7 +102,7 @@ def candidates_of(step: DecodeStep, key: Key, rows: int) -> Sequence[AnyConfig]:
         return candidates(*key, rows)
     found: list[AnyConfig] = [*packed_candidates(*key[1:], rows, weight.format)[:MOST_PACKED]]
     if rows == 1 and weight.format == "fp8":
-        found += [config for config in FMA_FP8 if config.block_k < 2 * key[2]]
+        found += row_candidates(key[2])
     return found
 
 
@@ -178,12 +177,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--store", type=Path)
     arguments = parser.parse_args()
-    if arguments.store and arguments.quantization != "none":
-        parser.error("--store keeps configs of bfloat16 products: use --output for packed ones")
     step = DecodeStep(arguments.model, max(arguments.rows), arguments.context, arguments.quantization)
     gpu = torch.cuda.get_device_name()
     results: dict[int, dict[str, Any]] = {}
-    tuned = []
+    tuned: list[TunedLinear] = []
+    packed: list[TunedPacked] = []
     for rows in arguments.rows:
         work = jobs(step, rows)
         began = time.monotonic()
@@ -200,16 +198,24 @@ def main() -> None:
             results[rows]["attention"] = tune_attention(step, rows, time.monotonic() + arguments.attention)
         results[rows]["configs"] = [[*key, msgspec.to_builtins(config)] for key, config in found.items()]
         for (kind, n, k), config in found.items():
-            if isinstance(config, LinearConfig):
+            weight = step.packed(kind, n, k)
+            if isinstance(config, PackedConfig):
+                assert weight is not None
+                packed.append(TunedPacked(kind, n, k, row_bucket(rows), weight.format, config=config))
+            elif weight is not None:
+                packed.append(TunedPacked(kind, n, k, row_bucket(rows), weight.format, row=config))
+            else:
                 tuned.append(TunedLinear(kind, n, k, row_bucket(rows), config))
     if arguments.output:
         document = {"gpu": gpu, "model": arguments.model, "quantization": arguments.quantization}
         document |= {"context": arguments.context, "rows": results}
         arguments.output.write_text(json.dumps(document, indent=1) + "\n")
     if arguments.store:
-        old = read_tuned(arguments.store).linear if arguments.store.exists() else []
-        new = {entry.key for entry in tuned}
-        write_tuned(arguments.store, TunedFile(gpu, [entry for entry in old if entry.key not in new] + tuned))
+        old = read_tuned(arguments.store) if arguments.store.exists() else TunedFile(gpu, [])
+        new = {*(entry.key for entry in tuned), *(entry.key for entry in packed)}
+        tuned += [entry for entry in old.linear if entry.key not in new]
+        packed += [entry for entry in old.packed if entry.key not in new]
+        write_tuned(arguments.store, TunedFile(gpu, tuned, packed))
 
 
 if __name__ == "__main__":

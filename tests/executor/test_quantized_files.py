@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from msgspec.structs import replace
 
 from firsttoken.bench.roof import weight_bytes
 from firsttoken.checkpoint.hf_folder import open_folder
@@ -21,7 +20,6 @@ from firsttoken.executor.ahead.gpus import KNOWN
 from firsttoken.executor.memory_plan.weights import plan_weights
 from firsttoken.kernels.packed_linear.layout import PackedWeight, unpack
 from firsttoken.kernels.paged_attention import KVPool
-from firsttoken.models import fused
 from firsttoken.models.fused import FusedDecoder, Projection
 from firsttoken.models.load_fused import Limits, outline_fused
 from firsttoken.models.many_rows import RoundedProducts
@@ -117,15 +115,6 @@ def pool_of(checkpoint: Any) -> KVPool:
     return KVPool(kv, 4)
 
 
-@pytest.fixture
-def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreting costs most of a second a program, so each takes as many rows of weights as it can."""
-    if not torch.cuda.is_available():
-        default = fused.default_config
-        monkeypatch.setattr(fused, "default_config", lambda *args: replace(default(*args), row_warps=8))
-
-
-@pytest.mark.usefixtures("_few_programs")
 def test_steps_of_few_and_of_many_rows_compute_with_a_file_s_weights(tmp_path: Path) -> None:
     """The first layer's attention in full, the rest with zero points."""
     quantization = ct(symmetric=False, ignore=("lm_head", "re:.*self_attn"))

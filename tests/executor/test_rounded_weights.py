@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.plan import RowWork
 from firsttoken.executor.graphs.executor import GraphExecutor
-from firsttoken.kernels.packed_linear.config import default_config
 from firsttoken.kernels.packed_linear.layout import PackedWeight
-from firsttoken.models import fused
 from firsttoken.models.fused import FusedDecoder
 from tests.executor.test_graph_executor import Driver, Reference, make_executor, make_weights, prompt
 
@@ -28,15 +25,6 @@ def executor_of(format: str, architecture: str = "LlamaForCausalLM", **changes: 
 
 def apart(values: torch.Tensor, expected: torch.Tensor) -> float:
     return float((values.float().cpu() - expected).norm() / expected.norm())
-
-
-@pytest.fixture(autouse=True)
-def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreting costs most of a second a program, so each takes as many rows of weights as it can."""
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(
-            fused, "default_config", lambda n, k, rows, format: replace(default_config(n, k, rows, format), row_warps=8)
-        )
 
 
 @pytest.mark.parametrize("format", ["int4", "fp8"])

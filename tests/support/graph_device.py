@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from msgspec.structs import replace
 
 from firsttoken.checkpoint.checkpoint import Checkpoint
 from firsttoken.core.step_sizes import GRAPH_SIZES
@@ -14,12 +15,15 @@ from firsttoken.executor.graphs.executor import GraphExecutor
 from firsttoken.executor.graphs.load import load_executor
 from firsttoken.executor.graphs.runtime import CUDARuntime, HostRuntime
 from firsttoken.kernels.linear.config import LinearConfig, OpKind
+from firsttoken.kernels.packed_linear.config import PackedConfig, default_config
 from firsttoken.scheduler.budget import TokenCap
 from firsttoken.scheduler.step_prior import Roof
 
 
-def few_programs(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
+def few_programs(kind: OpKind, n: int, k: int, rows: int, format: str) -> LinearConfig | PackedConfig:
     """Interpreting costs tens of milliseconds a program, so each takes as many columns as it can."""
+    if format != "bfloat16":
+        return replace(default_config(n, k, rows, format), row_warps=8)
     columns = min(256, 1 << (n - 1).bit_length())
     if rows == 1:
         return LinearConfig("fma", columns, 64, 8, 0)

@@ -17,8 +17,9 @@ from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.kernels.embed.triton import embed
 from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
 from firsttoken.kernels.linear.small import Norm, Workspace, small_linear
-from firsttoken.kernels.packed_linear.config import FEW_ROWS, PackedConfig, default_config
+from firsttoken.kernels.packed_linear.config import FEW_ROWS, PackedConfig
 from firsttoken.kernels.packed_linear.layout import PackedWeight
+from firsttoken.kernels.packed_linear.one_row import fp8_row_linear
 from firsttoken.kernels.packed_linear.small import packed_linear
 from firsttoken.kernels.paged_attention import AttentionParams
 from firsttoken.kernels.paged_attention.gpu import GPUAttention
@@ -55,8 +56,8 @@ class _Stream:
 
 
 AnyConfig = LinearConfig | PackedConfig
-ChooseLinear = Callable[[OpKind, int, int, int], LinearConfig]
-"""The config of a product of some kind over weights ``[n, k]`` with some rows."""
+ChooseLinear = Callable[[OpKind, int, int, int, str], AnyConfig]
+"""The config of a product of some kind over weights ``[n, k]`` of some format (bfloat16, int4, fp8) with some rows."""
 
 
 class FusedDecoder:
@@ -88,7 +89,6 @@ class FusedDecoder:
         self.vocab_size = config.vocab_size
         self.tile_rows = attention.tile_rows
         self._choose_linear = choose_linear
-        self._choose_packed = default_config
         self._workspace = self._make_workspace()
         self._many_rows: ManyRows = LibraryProducts(config.rms_norm_eps)
         packed = [p.packed for p in self._layer_projections() if isinstance(p.weight, PackedWeight)]
@@ -213,11 +213,12 @@ class FusedDecoder:
 
     def _small(self, projection: Projection, x: Tensor, out: Tensor, config: AnyConfig, **options: Any) -> None:
         weight = projection.weight
-        if isinstance(weight, PackedWeight):
-            assert isinstance(config, PackedConfig)
+        if isinstance(config, PackedConfig):
+            assert isinstance(weight, PackedWeight)
             packed_linear(x, weight, out, config=config, **options)
+        elif isinstance(weight, PackedWeight):
+            fp8_row_linear(x, weight, out, config=config, **options)
         else:
-            assert isinstance(config, LinearConfig)
             small_linear(x, weight, out, config=config, workspace=self._workspace, **options)
 
     def _norm(self, stream: _Stream) -> Norm:
@@ -226,9 +227,8 @@ class FusedDecoder:
     def _config(self, projection: Projection, rows: int) -> AnyConfig:
         n, k = projection.weight.shape
         rows = MAX_ROWS if self.deterministic else min(rows, MAX_ROWS)
-        if isinstance(projection.weight, PackedWeight):
-            return self._choose_packed(n, k, rows, projection.weight.format)
-        return self._choose_linear(projection.kind, n, k, rows)
+        format = projection.weight.format if isinstance(projection.weight, PackedWeight) else "bfloat16"
+        return self._choose_linear(projection.kind, n, k, rows, format)
 
     # ------------------------------------------------------------------ more rows
 

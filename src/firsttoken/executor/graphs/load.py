@@ -12,11 +12,11 @@ from firsttoken.executor.graphs.executor import GraphExecutor
 from firsttoken.executor.graphs.profiles import ShapeTable
 from firsttoken.executor.graphs.runtime import CUDARuntime, Runtime
 from firsttoken.executor.memory_plan.weights import ROUNDED_BITS
-from firsttoken.kernels.linear.config import LinearConfig, OpKind
+from firsttoken.kernels.linear.config import OpKind
 from firsttoken.kernels.paged_attention import KVPool
 from firsttoken.kernels.paged_attention.gpu_config import prefill_config
-from firsttoken.kernels.tuning import linear_config
-from firsttoken.models.fused import ChooseLinear
+from firsttoken.kernels.tuning import product_config
+from firsttoken.models.fused import AnyConfig, ChooseLinear
 from firsttoken.models.load_fused import Limits
 from firsttoken.models.load_step import load_step_model
 
@@ -70,8 +70,8 @@ def _load(
 def limits(config: ExecutorConfig, gpu: str, sms: int, choose: ChooseLinear | None = None) -> Limits:
     """For the GPU that the driver calls ``gpu``, with its stored configs or those of ``choose``."""
 
-    def stored(kind: OpKind, n: int, k: int, rows: int) -> LinearConfig:
-        return linear_config(kind, n, k, rows, gpu)
+    def stored(kind: OpKind, n: int, k: int, rows: int, format: str) -> AnyConfig:
+        return product_config(kind, n, k, rows, format, gpu)
 
     return Limits(
         config.max_model_len, config.max_num_seqs, sms, choose or stored, config.deterministic, config.quantization

@@ -10,9 +10,16 @@ from __future__ import annotations
 from itertools import product
 
 from firsttoken.core.errors import ConfigError
-from firsttoken.kernels.linear.config import BUCKET_ROWS, row_bucket
+from firsttoken.kernels.linear.config import BUCKET_ROWS, LinearConfig, row_bucket
 from firsttoken.kernels.packed_linear.config import CHUNK_COLUMNS, PackedConfig, default_config
 
+# Of one row of FP8 weights: what was best, and what is near it.
+_ROW = (
+    LinearConfig("fma", 8, 512, 2, 4), LinearConfig("fma", 8, 1024, 4, 3), LinearConfig("fma", 16, 256, 4, 5),
+    LinearConfig("fma", 16, 512, 4, 3), LinearConfig("fma", 8, 512, 4, 4), LinearConfig("fma", 8, 1024, 4, 0),
+    LinearConfig("fma", 8, 2048, 8, 0), LinearConfig("fma", 4, 2048, 4, 0), LinearConfig("fma", 4, 1024, 2, 0),
+    LinearConfig("fma", 4, 4096, 8, 0), LinearConfig("fma", 16, 1024, 8, 0),
+)  # fmt: skip
 # Warps of all programs: fewer leave multiprocessors without work, more have no columns left to divide.
 _FEWEST_WARPS, _MOST_WARPS = 400, 16_000
 
@@ -33,6 +40,11 @@ def candidates(n: int, k: int, rows: int, format: str) -> list[PackedConfig]:
     warps = own.tiles(n) * own.warps
     found.sort(key=lambda one: abs(one.tiles(n) * one.warps - warps))
     return [own, *found]
+
+
+def row_candidates(k: int) -> list[LinearConfig]:
+    """Configs of `fp8_row_linear` for rows of ``k`` columns."""
+    return [config for config in _ROW if config.block_k < 2 * k]
 
 
 def _fits(config: PackedConfig, chunks: int) -> bool:

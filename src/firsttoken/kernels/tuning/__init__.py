@@ -4,6 +4,26 @@ Kernels are tuned inside the decode graph, where neighbours compete for the mult
 a tuner that runs there and only read here.
 """
 
-from firsttoken.kernels.tuning.store import TunedFile, TunedLinear, linear_config, read_tuned, tuned_for, write_tuned
+from firsttoken.kernels.tuning.store import (
+    TunedFile,
+    TunedLinear,
+    TunedPacked,
+    linear_config,
+    packed_config,
+    product_config,
+    read_tuned,
+    tuned_for,
+    write_tuned,
+)
 
-__all__ = ["TunedFile", "TunedLinear", "linear_config", "read_tuned", "tuned_for", "write_tuned"]
+__all__ = [
+    "TunedFile",
+    "TunedLinear",
+    "TunedPacked",
+    "linear_config",
+    "packed_config",
+    "product_config",
+    "read_tuned",
+    "tuned_for",
+    "write_tuned",
+]

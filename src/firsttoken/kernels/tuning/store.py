@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from firsttoken.core.errors import ConfigError
-from firsttoken.kernels.linear.config import LinearConfig, OpKind, RowBucket, default_config, row_bucket
+from firsttoken.kernels.linear.config import (
+    BUCKET_ROWS,
+    LinearConfig,
+    OpKind,
+    RowBucket,
+    default_config,
+    row_bucket,
+)
+from firsttoken.kernels.packed_linear.config import CHUNK_COLUMNS, PackedConfig
+from firsttoken.kernels.packed_linear.config import default_config as default_packed
 
 _MAX_BYTES = 1 << 20
+# One row of FP8 weights goes to the CUDA cores from so many columns of the result on: a head's, or gate and up's.
+_MANY_COLUMNS = 16_384
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
 
@@ -33,12 +45,50 @@ class TunedLinear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     def key(self) -> tuple[OpKind, int, int, RowBucket]:
         return self.kind, self.n, self.k, self.rows
 
+    def check(self) -> None:
+        """Raise `ConfigError` for a config that does not fit."""
+        self.config.check(self.kind, self.n, self.k)
+        most = int(self.rows.split("-")[-1])
+        if self.config.block_m < most:
+            raise ConfigError(f"block_m = {self.config.block_m} cannot hold the {self.rows} rows of its key")
+
+
+class TunedPacked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The same over packed weights: ``config``, or ``row`` for one row of FP8 weights on the CUDA cores."""
+
+    kind: OpKind
+    n: _Size
+    k: _Size
+    rows: RowBucket
+    format: Literal["int4", "fp8"]
+    config: PackedConfig | None = None
+    row: LinearConfig | None = None
+
+    @property
+    def key(self) -> tuple[OpKind, int, int, RowBucket, str]:
+        return self.kind, self.n, self.k, self.rows, self.format
+
+    def check(self) -> None:
+        """Raise `ConfigError` for a config that does not fit, or for none or two."""
+        if (self.config is None) == (self.row is None):
+            raise ConfigError("has to have a config or a row, and not both")
+        if self.config is not None:
+            self.config.check(-(-self.k // CHUNK_COLUMNS[self.format]))
+            if self.config.block_m < BUCKET_ROWS[self.rows]:
+                raise ConfigError(f"block_m = {self.config.block_m} cannot hold the {self.rows} rows of its key")
+        if self.row is not None:
+            self.row.check(self.kind, self.n, self.k)
+            if (self.format, self.rows, self.row.kernel) != ("fp8", "1", "fma"):
+                got = f"{self.rows} of {self.format} by {self.row.kernel}"
+                raise ConfigError(f"a row is for 1 row of fp8 by fma, got {got}")
+
 
 class TunedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that was measured on the GPU that the driver calls ``gpu``."""
 
     gpu: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     linear: Annotated[list[TunedLinear], msgspec.Meta(max_length=4096)]
+    packed: Annotated[list[TunedPacked], msgspec.Meta(max_length=4096)] = []
 
 
 def read_tuned(path: Path) -> TunedFile:
@@ -56,26 +106,32 @@ def read_tuned(path: Path) -> TunedFile:
 
 
 def _check(path: Path, tuned: TunedFile) -> None:
+    entries: list[tuple[str, TunedLinear | TunedPacked]] = [
+        *((f"linear[{index}]", entry) for index, entry in enumerate(tuned.linear)),
+        *((f"packed[{index}]", entry) for index, entry in enumerate(tuned.packed)),
+    ]
     seen = set()
-    for index, entry in enumerate(tuned.linear):
-        place = f"{path}: linear[{index}]"
+    for place, entry in entries:
         if entry.key in seen:
-            raise ConfigError(f"{place}: a second config for {entry.key}; keep one")
+            raise ConfigError(f"{path}: {place}: a second config for {entry.key}; keep one")
         seen.add(entry.key)
         try:
-            entry.config.check(entry.kind, entry.n, entry.k)
+            entry.check()
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from error
-        most = int(entry.rows.split("-")[-1])
-        if entry.config.block_m < most:
-            raise ConfigError(f"{place}: block_m = {entry.config.block_m} cannot hold the {entry.rows} rows of its key")
+            raise ConfigError(f"{path}: {place}: {error}") from error
 
 
 def write_tuned(path: Path, tuned: TunedFile) -> None:
     """Write ``tuned``, one entry a line in the order of the keys, so that a diff shows what tuning changed."""
-    entries = sorted(tuned.linear, key=lambda entry: entry.key)
-    lines = ",\n  ".join(msgspec.json.encode(entry).decode() for entry in entries)
-    path.write_text(f'{{\n "gpu": {msgspec.json.encode(tuned.gpu).decode()},\n "linear": [\n  {lines}\n ]\n}}\n')
+    lists = [f'"gpu": {msgspec.json.encode(tuned.gpu).decode()}', f'"linear": [\n  {_lines(tuned.linear)}\n ]']
+    if tuned.packed:
+        lists.append(f'"packed": [\n  {_lines(tuned.packed)}\n ]')
+    path.write_text("{\n " + ",\n ".join(lists) + "\n}\n")
+
+
+def _lines(entries: Sequence[TunedLinear] | Sequence[TunedPacked]) -> str:
+    ordered = sorted(entries, key=lambda entry: entry.key)
+    return ",\n  ".join(msgspec.json.encode(entry).decode() for entry in ordered)
 
 
 def file_name(gpu_name: str) -> str:
@@ -100,3 +156,27 @@ def linear_config(kind: OpKind, n: int, k: int, rows: int, gpu_name: str) -> Lin
         if entry.key == key:
             return entry.config
     return default_config(kind, n, k, rows)
+
+
+@functools.cache
+def packed_config(
+    kind: OpKind, n: int, k: int, rows: int, format: Literal["int4", "fp8"], gpu_name: str
+) -> PackedConfig | LinearConfig:
+    """The same over packed weights."""
+    key = (kind, n, k, row_bucket(rows), format)
+    tuned = tuned_for(gpu_name)
+    for entry in tuned.packed if tuned is not None else ():
+        if entry.key == key:
+            found = entry.config or entry.row
+            assert found is not None
+            return found
+    if format == "fp8" and rows == 1 and n >= _MANY_COLUMNS and k >= 1024:
+        return LinearConfig("fma", 8, 512, 2, 4)
+    return default_packed(n, k, rows, format)
+
+
+def product_config(kind: OpKind, n: int, k: int, rows: int, format: str, gpu_name: str) -> LinearConfig | PackedConfig:
+    """`linear_config` for bfloat16 weights, `packed_config` for packed ones."""
+    if format == "int4" or format == "fp8":
+        return packed_config(kind, n, k, rows, format, gpu_name)
+    return linear_config(kind, n, k, rows, gpu_name)
