@@ -38,7 +38,7 @@ def latency(name: str, quantization: str, *options: str, targets: tuple[Target, 
 
 
 def tune(name: str, model: str, quantization: str, rows: str, seconds: str) -> Case:
-    """Configs of packed products in the decode graph; `packed_linear.config`'s rule is made of what they say."""
+    """Configs of packed products in the decode graph."""
     words = (
         "benchmarks.gpu.tune",
         model,
@@ -107,7 +107,7 @@ CASES = (
         needs=("{model}",),
         small=ON_CPU,
     ),
-    Case("trial_wide", ("benchmarks.gpu.trials.wide", "--output", "{out}", "--seconds", "120"), 420),
+    Case("wide", ("benchmarks.gpu.wide", "--output", "{out}", "--seconds", "120"), 420),
     where("70b_int4", "random:llama-3-70b", "--decode", "1", "--prompt", "256"),
     Case("kv_formats", ("benchmarks.gpu.kv_formats", "--output", "{dir}", "--seconds", "100"), 420),
     latency("int4_b8", "int4", "--batch", "8", "--repeat", "4", targets=(Target(GAP, 2.35),)),

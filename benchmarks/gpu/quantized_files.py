@@ -27,9 +27,9 @@ from benchmarks.gpu.attention import graph_us
 from benchmarks.gpu.products import PRODUCTS
 from firsttoken.checkpoint.hf_folder import open_folder
 from firsttoken.kernels.linear.small import Workspace
-from firsttoken.kernels.packed_linear.config import MAX_ROWS, default_config, rounded_config
+from firsttoken.kernels.packed_linear.config import MAX_ROWS, SHARED_FLOATS, SHARED_TILES, default_config
 from firsttoken.kernels.packed_linear.layout import GROUPS, PackedWeight, pack_int4, unpack
-from firsttoken.kernels.packed_linear.rounded import round_rows, rounded_linear
+from firsttoken.kernels.packed_linear.rounded import config_for, round_rows, rounded_linear
 from firsttoken.kernels.packed_linear.small import packed_linear
 from firsttoken.models.weights import StoredWeights
 from firsttoken.quantization.compressed import write_linear
@@ -85,11 +85,12 @@ def _errors(x: Tensor, weight: PackedWeight, want: Tensor) -> dict[str, float]:
 
 def many_rows(x: Tensor, weight: PackedWeight, out: Tensor) -> Callable[[], None]:
     m, (n, k) = len(x), weight.shape
-    config = rounded_config(n, k, m, "int4")
-    blocks = config.tiles(n) * -(-m // config.block_m)
-    workspace = Workspace.allocate(config.workspace_floats(n, m), blocks, x.device)
+    config = config_for(weight, m)
+    workspace = Workspace.allocate(SHARED_FLOATS, SHARED_TILES, x.device)
     scratch = torch.empty(n * -(-k // 64) * 64, dtype=torch.uint8, device=x.device)
-    return lambda: rounded_linear(round_rows(x, weight), weight, out, workspace=workspace, scratch=scratch)
+    return lambda: rounded_linear(
+        round_rows(x, weight, config=config), weight, out, workspace=workspace, scratch=scratch, config=config
+    )  # fmt: skip
 
 
 def time_products() -> list[dict[str, Any]]:

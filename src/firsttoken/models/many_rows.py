@@ -11,7 +11,7 @@ from torch import Tensor
 from firsttoken.kernels.linear.small import Workspace
 from firsttoken.kernels.packed_linear.config import SHARED_FLOATS, SHARED_TILES
 from firsttoken.kernels.packed_linear.layout import PackedWeight
-from firsttoken.kernels.packed_linear.rounded import round_rows, rounded_linear
+from firsttoken.kernels.packed_linear.rounded import config_for, round_rows, rounded_linear
 from firsttoken.kernels.rms_norm.triton import add_rms_norm
 from firsttoken.kernels.silu_mul.triton import silu_mul
 from firsttoken.models.projection import Projection
@@ -82,10 +82,12 @@ class RoundedProducts:
         if isinstance(projection.weight, Tensor):
             return self._full.normed(hidden, gain, projection)
         weight, gated = projection.weight, projection.kind == "gated"
-        rows = round_rows(hidden, weight, gain=gain, eps=self._eps)
+        config = config_for(weight, len(hidden))
+        rows = round_rows(hidden, weight, config=config, gain=gain, eps=self._eps)
         out = _empty(hidden, weight.n // 2 if gated else weight.n)
         rounded_linear(
-            rows, weight, out, workspace=self._workspace, scratch=self._scratch, bias=projection.bias, gated=gated,
+            rows, weight, out, workspace=self._workspace, scratch=self._scratch, config=config, bias=projection.bias,
+            gated=gated,
         )  # fmt: skip
         return out
 
@@ -94,9 +96,10 @@ class RoundedProducts:
             self._full.add(hidden, x, projection)
             return
         weight = projection.weight
+        config = config_for(weight, len(x))
         rounded_linear(
-            round_rows(x, weight), weight, hidden, workspace=self._workspace, scratch=self._scratch,
-            bias=projection.bias, residual=hidden,
+            round_rows(x, weight, config=config), weight, hidden, workspace=self._workspace, scratch=self._scratch,
+            config=config, bias=projection.bias, residual=hidden,
         )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
 from firsttoken.executor.memory_plan.weights import FUSED, ROUNDED_BITS, WeightPlan
 from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
-from firsttoken.kernels.packed_linear.config import FEW_ROWS, default_config
-from firsttoken.kernels.tuning import linear_config
+from firsttoken.kernels.packed_linear.config import FEW_ROWS, ROOM_ROWS
+from firsttoken.kernels.tuning import linear_config, product_config
 
 # Steps of more tokens get no graph (`executor.graphs.captures.LARGEST_LEARNED`, which a test compares).
 LARGEST_CAPTURED = 2048
@@ -123,14 +123,17 @@ class StepSizes:
     def _many_rounded(self, shape: StepShape) -> int:
         """Rows go into products as FP8, with their scales and the sums of groups; gates are applied in the product."""
         w, rows = self._widths, shape.tokens
-        attend = max(self._as_fp8(w.hidden) + 2 * w.qkv, 2 * (w.qkv + w.query), 2 * w.query + self._as_fp8(w.query))
-        mlp = 2 * w.query + max(2 * w.inner + self._as_fp8(w.hidden), 2 * w.inner + self._as_fp8(w.inner))
+        from_hidden, from_query, from_inner = (self._as_fp8(rows, width) for width in (w.hidden, w.query, w.inner))
+        attend = max(from_hidden + 2 * rows * w.qkv, 2 * rows * (w.qkv + w.query), 2 * rows * w.query + from_query)
+        mlp = 2 * rows * (w.query + w.inner) + max(from_hidden, from_inner)
         picked = 2 * shape.samples * (2 * w.hidden + w.query)
-        return max(rows * (2 * w.hidden + max(attend, mlp)), picked + self._head(shape))
+        return max(2 * rows * w.hidden + max(attend, mlp), picked + self._head(shape))
 
-    def _as_fp8(self, width: int) -> int:
-        """Bytes of a row of that width."""
-        return width + 4 + (4 * (width // 128) if self._rounded == "int4" else 0)
+    def _as_fp8(self, rows: int, width: int) -> int:
+        """Bytes of rows of that width."""
+        if self._rounded != "int4":
+            return rows * (width + 4)
+        return -(-rows // ROOM_ROWS) * ROOM_ROWS * width + 4 * rows * (1 + width // 128)
 
     def _head(self, shape: StepShape) -> int:
         """Logits, and the best of each tile where the small product makes them."""
@@ -147,10 +150,8 @@ class StepSizes:
         return rows * layer + 3 * self.logits(shape)
 
     def _tiles(self, kind: OpKind, n: int, k: int, rows: int) -> int:
-        if self._rounded:
-            format = "fp8" if kind == "head" else self._rounded
-            return default_config(n, k, min(rows, MAX_ROWS), format).tiles(n)
-        return linear_config(kind, n, k, min(rows, MAX_ROWS), self._gpu).tiles(n)
+        format = "bfloat16" if self._rounded is None else "fp8" if kind == "head" else self._rounded
+        return product_config(kind, n, k, min(rows, MAX_ROWS), format, self._gpu).tiles(n)
 
 
 def _rehearsed(table: ShapeTable, steps: StepSizes, free: int) -> int:

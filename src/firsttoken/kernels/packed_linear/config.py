@@ -83,6 +83,11 @@ class RoundedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     split: Literal[1, 2, 4, 8] = 1
     block_k: Literal[64, 128] = 128
 
+    @property
+    def sums(self) -> bool:
+        """Whether it takes the sums of the groups of x."""
+        return self.format == "int4"
+
     def tiles(self, n: int) -> int:
         return -(-n // self.block_n)
 
@@ -98,23 +103,116 @@ class RoundedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"{self} leaves parts without any of the {steps} blocks of K")
 
 
-# Rows up to which int4 is multiplied from its nibbles; for more, to write it as FP8 first costs less. One layer of an
-# 8B: 192 us for 215 at 256 rows, 430 for 286 at 512.
-MIXED_ROWS = 256
+class WideDivision(msgspec.Struct, frozen=True):
+    """The first ``whole`` of ``tiles`` have a program each, the others ``split``, which divide their chunks of K."""
+
+    tiles: int
+    whole: int
+    split: int
+
+    @property
+    def shared(self) -> int:
+        return self.tiles - self.whole if self.split > 1 else 0
+
+    @property
+    def programs(self) -> int:
+        return self.whole + (self.tiles - self.whole) * self.split
+
+
+class WideConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """int4 weights that are scaled as they are unpacked, in tiles of ``block_n`` rows of W by ``block_m`` of x; chunks
+    of 256 columns are copied ``stages - 1`` ahead."""
+
+    block_m: Literal[16, 64, 128, 256]
+    stages: Literal[2, 3, 4]
+    block_n: Literal[16, 128] = 128
+    warps: Literal[4, 8] = 8
+
+    @property
+    def sums(self) -> bool:
+        """Whether it takes the sums of the groups of x."""
+        return False
+
+    def tiles(self, n: int, rows: int) -> int:
+        return -(-n // self.block_n) * -(-rows // self.block_m)
+
+    def divide(self, n: int, rows: int, k: int) -> WideDivision:
+        """What is left after full waves of programs is split so that it takes least."""
+        tiles, chunks = self.tiles(n, rows), self._chunks(k)
+        whole = tiles // _MULTIPROCESSORS * _MULTIPROCESSORS
+        rest = tiles - whole
+
+        def fits(split: int) -> bool:
+            span = -(-chunks // split)
+            return split == 1 or (rest * split <= _MOST_SHARING and span >= 4 and (split - 1) * span < chunks)
+
+        splits = (split for split in range(1, WIDE_MOST_SPLIT + 1) if rest and fits(split))
+        divisions = [WideDivision(tiles, whole if split > 1 else tiles, split) for split in splits]
+        return min(divisions, key=lambda one: self.estimate_us(one, k), default=WideDivision(tiles, tiles, 1))
+
+    def estimate_us(self, division: WideDivision, k: int) -> float:
+        """How long a product takes an H200, within a tenth of what `benchmarks.gpu.wide` measures from 10 us on."""
+        a_chunk, a_tile, a_shared = _WIDE_US[self.block_m]
+        chunks, split = self._chunks(k), division.split
+        whole = -(-division.whole // _MULTIPROCESSORS) * (chunks * a_chunk + a_tile)
+        shared = -(-division.shared * split // _MULTIPROCESSORS)
+        return whole + shared * (-(-chunks // split) * a_chunk + a_shared)
+
+    @staticmethod
+    def _chunks(k: int) -> int:
+        return -(-k // CHUNK_COLUMNS["int4"])
+
+    def workspace(self, division: WideDivision) -> tuple[int, int]:
+        """float32 values and counters that programs leave for each other."""
+        return division.shared * division.split * self.block_n * self.block_m, division.shared
+
+
+# Rows up to which int4 is multiplied from its nibbles, with sums of groups that are scaled outside of the tensor cores;
+# and up to which it is scaled as it is unpacked. To write it as FP8 first costs less for more.
+NIBBLE_ROWS, WIDE_ROWS = 64, 1024
+_NARROW_NIBBLE_ROWS = 256
+# Microseconds of a chunk of K in tiles of so many rows of x, what a tile costs besides, and one that programs share.
+_WIDE_US = {256: (1.84, 4.7, 14.3), 128: (1.28, 6.1, 9.9), 64: (1.14, 6.0, 7.1), 16: (1.0, 6.0, 7.0)}
+WIDE_MOST_SPLIT = 4
+# Rows of x are there, if not all set, up to a multiple of this.
+ROOM_ROWS = 256
 _MULTIPROCESSORS = 132
 # A product is divided among no more programs than these where its parts of K meet; so much they leave each other.
 _MOST_SHARING = 2 * _MULTIPROCESSORS + 24
-SHARED_FLOATS, SHARED_TILES = _MOST_SHARING * 128 * 64, _MOST_SHARING // 2
+SHARED_FLOATS, SHARED_TILES = _MOST_SHARING * 128 * 256, _MOST_SHARING // 2
 _Split = Literal[1, 2, 4, 8]
 _SPLITS: tuple[_Split, ...] = (8, 4, 2, 1)
 
 
-def rounded_config(n: int, k: int, rows: int, format: str) -> RoundedConfig:
-    """The division for a product of ``rows`` rows with weights ``[n, k]``, from sweeps on an H200."""
-    if format == "int4" and rows <= MIXED_ROWS:
-        block_m = _block_m(rows)
-        programs = -(-n // 128) * -(-rows // block_m)
-        return RoundedConfig("int4", 128, block_m, 4, 4, _split(programs, k, least=8, most=8))
+def rounded_config(
+    n: int, k: int, rows: int, format: str, group: int = 128, *, zeros: bool = False
+) -> RoundedConfig | WideConfig:
+    """The division for a product of ``rows`` rows with weights ``[n, k]``, from sweeps on an H200. ``zeros``: groups
+    have zero points."""
+    narrow = group < 64  # too narrow for wide tiles
+    if format == "fp8" or rows > (_NARROW_NIBBLE_ROWS if narrow else WIDE_ROWS):
+        return fp8_config(n, k, rows)
+    if narrow or rows <= NIBBLE_ROWS:
+        return nibble_config(n, k, rows)
+    return wide_config(n, k, rows, group, zeros=zeros)
+
+
+def wide_config(n: int, k: int, rows: int, group: int, *, zeros: bool) -> WideConfig:
+    """int4 that is scaled as it is unpacked."""
+    tall = WideConfig(256, 2 if zeros and group == 64 else 3)  # so much shared memory there is
+    configs = (WideConfig(128, 4), tall)
+    return min(configs, key=lambda one: one.estimate_us(one.divide(n, rows, k), k))
+
+
+def nibble_config(n: int, k: int, rows: int) -> RoundedConfig:
+    """int4 as it is, group by group."""
+    block_m = _block_m(rows)
+    programs = -(-n // 128) * -(-rows // block_m)
+    return RoundedConfig("int4", 128, block_m, 4, 4, _split(programs, k, least=8, most=8))
+
+
+def fp8_config(n: int, k: int, rows: int) -> RoundedConfig:
+    """FP8 weights."""
     tall, blocks = -(-n // 128), -(-rows // 128)
     if rows <= 64 or tall * blocks < 100:
         block_m = _block_m(rows)

@@ -27,6 +27,7 @@ TILE = 16
 CHUNK: dict[PackedFormat, int] = {"int4": 256, "fp8": 128}
 GROUPS = (32, 64, 128)
 FP8_MAX = 448.0
+_INT4_AS_FP8_MAX = 256.0
 # The column of 64 that each byte of a row of int4 holds: row g and row g + 8 of a tile are halves of the same bytes.
 BYTE_COLUMNS = tuple(p % 16 // 8 * 32 + p // 16 * 8 + p // 4 % 2 * 4 + p % 2 * 2 + p % 4 // 2 for p in range(64))
 
@@ -87,9 +88,10 @@ def pack_int4(values: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Pa
     words = torch.zeros(parts.shape[:6], dtype=torch.int32, device=values.device)
     for half, pair, column in product(range(2), repeat=3):
         words |= parts[..., half, pair, column].to(torch.int32) << (4 * half + 8 * pair + 16 * column)
-    # A bound on each row's largest value, so that none is beyond what e4m3 holds.
+    # A bound on each row's largest value, so that none is beyond what e4m3 holds. Where 0 means 0 it is a power of two
+    # times the largest scale: e4m3 then holds that group's weights exactly, and all of a row that has one scale.
     farthest = 8 if zeros is None else zeros.float().add(0.5).abs() + 7.5
-    rows = ((scales.float().abs() * farthest).amax(1) / FP8_MAX).clamp_min(1e-30).contiguous()
+    rows = ((scales.float().abs() * farthest).amax(1) / _INT4_AS_FP8_MAX).clamp_min(1e-30).contiguous()
     return PackedWeight(
         "int4",
         n,

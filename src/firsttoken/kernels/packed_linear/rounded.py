@@ -1,7 +1,8 @@
 """Products of rows that are FP8, with packed weights; imports Triton.
 
 Rows of x are scaled to what e4m3 holds, each by itself, which rounds them by 2 to 3 %; int4 and FP8 weights are
-multiplied as they are. From hundreds of rows on int4 is written to scratch as FP8 first, rounded again by as much.
+multiplied as they are. From some hundred rows on int4 is scaled and rounded to FP8, too, by as much again: in the
+product (`triton_wide`) or, for the most, into scratch before.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from torch import Tensor
 from firsttoken.kernels.launch import cdiv, interpreted, launch, next_power_of_two
 from firsttoken.kernels.linear.config import OpKind
 from firsttoken.kernels.linear.small import Workspace, expect
-from firsttoken.kernels.packed_linear.config import RoundedConfig, rounded_config
+from firsttoken.kernels.packed_linear.config import ROOM_ROWS, RoundedConfig, WideConfig, rounded_config
 from firsttoken.kernels.packed_linear.layout import FP8_MAX, PackedWeight
 from firsttoken.kernels.packed_linear.triton_rounded import fp8_rounded_kernel, int4_rounded_kernel
 from firsttoken.kernels.packed_linear.triton_rows import int4_to_fp8_kernel, round_rows_kernel
+from firsttoken.kernels.packed_linear.wide import wide_linear
 
 _MAX_WIDTH = 1 << 16
 _CHUNKS_AT_ONCE = 4
@@ -25,22 +27,37 @@ _CHUNKS_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundedRows:
-    """``values`` e4m3 ``[M, K]`` with a scale each, float32 ``[M]``. For int4 weights the columns are in the order of
-    their bytes, padded to 64, and ``sums`` float32 ``[K / group, M]`` are those of each group's values."""
+    """``values`` e4m3 ``[M, K]`` with a scale each, float32 ``[M]``. For int4 weights (``as_bytes``) the columns are in
+    the order of their bytes, padded to 64, and behind the rows is room up to a multiple of ROOM_ROWS. ``sums`` float32
+    ``[K / group, M]`` are those of each group's values, where they were wanted."""
 
     values: Tensor
     scales: Tensor
     sums: Tensor | None
     k: int
+    as_bytes: bool
 
     @property
     def rows(self) -> int:
         return self.values.shape[0]
 
 
-def round_rows(x: Tensor, weight: PackedWeight, *, gain: Tensor | None = None, eps: float = 0.0) -> RoundedRows:
-    """``x`` bf16 ``[M, K]`` for a product with ``weight``; with ``gain`` ``[K]`` its RMSNorm. Raises ValueError for
-    rows that do not fit."""
+def config_for(weight: PackedWeight, rows: int) -> RoundedConfig | WideConfig:
+    """How ``rows`` rows are multiplied with ``weight``."""
+    zeros = weight.zeros is not None
+    return rounded_config(weight.n, weight.k, rows, weight.format, weight.group, zeros=zeros)
+
+
+def round_rows(
+    x: Tensor,
+    weight: PackedWeight,
+    *,
+    config: RoundedConfig | WideConfig | None = None,
+    gain: Tensor | None = None,
+    eps: float = 0.0,
+) -> RoundedRows:
+    """``x`` bf16 ``[M, K]`` for a product with ``weight`` by ``config`` (any, where none is given); with ``gain``
+    ``[K]`` its RMSNorm. Raises ValueError for rows that do not fit."""
     rows, k = x.shape
     if k != weight.k or k > _MAX_WIDTH or not x.is_contiguous():
         raise ValueError(
@@ -49,9 +66,11 @@ def round_rows(x: Tensor, weight: PackedWeight, *, gain: Tensor | None = None, e
         )
     expect("gain", gain, (k,))
     group = weight.group
-    values = torch.empty((rows, _padded(k, group)), dtype=torch.float8_e4m3fn, device=x.device)
+    room = cdiv(rows, ROOM_ROWS) * ROOM_ROWS if group else rows
+    values = torch.empty((room, _padded(k, group)), dtype=torch.float8_e4m3fn, device=x.device)[:rows]
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-    sums = torch.empty((k // group, rows), dtype=torch.float32, device=x.device) if group else None
+    with_sums = group > 0 and (config is None or config.sums)
+    sums = torch.empty((k // group, rows), dtype=torch.float32, device=x.device) if with_sums else None
     if rows:
         block = next_power_of_two(max(k, 64))
         launch(
@@ -59,7 +78,7 @@ def round_rows(x: Tensor, weight: PackedWeight, *, gain: Tensor | None = None, e
             K=k, BK=block, GROUP=group, MOST=FP8_MAX, PLAIN=interpreted(), pdl=False,
             num_warps=min(max(block // 1024, 1), 16),
         )  # fmt: skip
-    return RoundedRows(values, scales, sums, k)
+    return RoundedRows(values, scales, sums, k, group > 0)
 
 
 def as_fp8(weight: PackedWeight, scratch: Tensor | None) -> PackedWeight:
@@ -88,7 +107,7 @@ def rounded_linear(
     *,
     workspace: Workspace,
     scratch: Tensor | None = None,
-    config: RoundedConfig | None = None,
+    config: RoundedConfig | WideConfig | None = None,
     bias: Tensor | None = None,
     gated: bool = False,
     residual: Tensor | None = None,
@@ -98,7 +117,7 @@ def rounded_linear(
     not fit."""
     m, n = x.rows, weight.n
     kind: OpKind = "gated" if gated else "plain" if residual is None else "residual"
-    if x.k != weight.k or (x.sums is None) != (weight.format == "fp8"):
+    if x.k != weight.k or x.as_bytes != (weight.format == "int4"):
         raise ValueError(f"rows rounded for another product: {x.k} columns, weights {weight.format} {weight.shape}")
     if gated and residual is not None:
         raise ValueError("a gated product takes no residual")
@@ -106,9 +125,17 @@ def rounded_linear(
     expect("residual", residual, (m, n), torch.bfloat16)
     expect("bias", bias, (n,))
     if config is None:
-        config = rounded_config(n, weight.k, m, weight.format)
+        config = config_for(weight, m)
+    if isinstance(config, WideConfig):
+        if m:
+            wide_linear(
+                x.values, x.scales, weight, out, residual, bias, workspace=workspace, config=config, kind=kind
+            )  # fmt: skip
+        return
     if config.format == "fp8":
         weight = as_fp8(weight, scratch)
+    elif x.sums is None and config.sums:
+        raise ValueError(f"{config} takes the sums of the rows' groups: name it to round_rows")
     config.check(weight.k)
     blocks = cdiv(m, config.block_m)
     partial = arrived = None

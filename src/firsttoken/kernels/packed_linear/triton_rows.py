@@ -34,8 +34,8 @@ def round_rows_kernel(
     x, gain, out, scales, sums, eps, inverse_width, M,
     K: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, MOST: tl.constexpr, PLAIN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row: its norm where there is a ``gain``, and its values by the largest. With GROUP the rounded values of each
-    group are summed, and columns are put in the order of int4 bytes."""
+    """One row: its norm where there is a ``gain``, and its values by the largest. With GROUP columns are put in the
+    order of int4 bytes, and the rounded values of each group are summed where ``sums`` takes them."""
     KP: tl.constexpr = K if GROUP == 0 else (K - 1) // 64 * 64 + 64
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BK)
@@ -50,9 +50,10 @@ def round_rows_kernel(
     rounded = _e4m3(value * (1.0 / scale), PLAIN)
     tl.store(scales + row, scale)
     if GROUP != 0:
-        group = tl.arange(0, BK // GROUP)
-        total = tl.sum(tl.reshape(rounded.to(tl.float32), [BK // GROUP, GROUP]), 1)
-        tl.store(sums + group * M + row, total, mask=group < K // GROUP)
+        if sums is not None:
+            group = tl.arange(0, BK // GROUP)
+            total = tl.sum(tl.reshape(rounded.to(tl.float32), [BK // GROUP, GROUP]), 1)
+            tl.store(sums + group * M + row, total, mask=group < K // GROUP)
         rounded = _as_bytes_lie(rounded)
     tl.store(out + row * KP + column, rounded, mask=column < KP)
 
