@@ -11,7 +11,19 @@ from firsttoken.core.errors import ConfigError
 from firsttoken.kernels.linear import LinearConfig, default_config, row_bucket
 from firsttoken.kernels.linear.config import OP_KINDS, OpKind
 from firsttoken.kernels.linear.tune import candidates
-from firsttoken.kernels.tuning import TunedFile, TunedLinear, linear_config, read_tuned, tuned_for, write_tuned
+from firsttoken.kernels.packed_linear.config import PackedConfig
+from firsttoken.kernels.packed_linear.config import default_config as default_packed
+from firsttoken.kernels.tuning import (
+    TunedFile,
+    TunedLinear,
+    TunedPacked,
+    linear_config,
+    packed_config,
+    product_config,
+    read_tuned,
+    tuned_for,
+    write_tuned,
+)
 from firsttoken.kernels.tuning.store import file_name
 
 SHAPES = [(960, 576), (576, 1536), (3072, 576), (49152, 576), (6144, 4096), (4096, 14336), (128256, 4096), (7, 5)]
@@ -23,6 +35,22 @@ def test_what_comes_with_the_package_is_valid() -> None:
     assert tuned.gpu == "NVIDIA H200"
     assert linear_config("residual", 4096, 14336, 1, "NVIDIA H200").kernel == "fma"
     assert linear_config("gated", 28672, 4096, 5, "NVIDIA H200").kernel == "dot"
+
+
+def test_packed_products_have_theirs() -> None:
+    row = packed_config("head", 128256, 4096, 1, "fp8", "NVIDIA H200")
+    assert isinstance(row, LinearConfig)
+    assert row.kernel == "fma"
+    found = packed_config("gated", 28672, 4096, 5, "int4", "NVIDIA H200")
+    assert found == PackedConfig(1, 2, warp_tiles=2)
+    assert found != default_packed(28672, 4096, 5, "int4")
+    assert product_config("gated", 28672, 4096, 5, "int4", "NVIDIA H200") == found
+    assert product_config("gated", 28672, 4096, 5, "bfloat16", "NVIDIA H200").block_m == 8
+    for format in ("int4", "fp8"):
+        nobody = packed_config("plain", 6144, 4096, 1, format, "a GPU nobody tuned")
+        assert nobody == default_packed(6144, 4096, 1, format)
+    assert isinstance(packed_config("head", 49152, 2048, 1, "fp8", "a GPU nobody tuned"), LinearConfig)
+    assert isinstance(packed_config("head", 49152, 2048, 2, "fp8", "a GPU nobody tuned"), PackedConfig)
 
 
 def test_file_names() -> None:
@@ -51,7 +79,13 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         TunedLinear("plain", 8, 4, "2-8", LinearConfig("dot", 16, 32, 4, 2, block_m=8, split_k=1, prefetch=True), 1.5),
         TunedLinear("gated", 8, 4, "1", LinearConfig("fma", 2, 64, 1, 0)),
     ]
+    packed = [
+        TunedPacked("plain", 16, 256, "2-8", "int4", config=PackedConfig(1, 1)),
+        TunedPacked("head", 16, 256, "1", "fp8", row=LinearConfig("fma", 8, 64, 2, 4)),
+    ]
     path = tmp_path / "x.json"
+    write_tuned(path, TunedFile("x", entries, packed))
+    assert sorted(read_tuned(path).packed, key=str) == sorted(packed, key=str)
     write_tuned(path, TunedFile("x", entries))
     read = read_tuned(path)
     assert read.gpu == "x"
@@ -83,6 +117,23 @@ def test_damaged_files_are_refused(tmp_path: Path, old: str, new: str, problem: 
     path.write_text('{"gpu":"x","linear":[' + ENTRY.replace(old, new) + "]}")
     problem = problem.replace("linear[0]:", re.escape("linear[0]:"))
     with pytest.raises(ConfigError, match=rf"x\.json.*{problem}"):
+        read_tuned(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (TunedPacked("plain", 16, 256, "1", "int4"), "has to have a config or a row, and not both"),
+        (TunedPacked("plain", 16, 256, "9-16", "int4", config=PackedConfig(1, 1)), "block_m = 8 cannot hold the 9-16"),
+        (TunedPacked("plain", 16, 256, "1", "int4", config=PackedConfig(1, 4)), "divides a row of 1 chunks too finely"),
+        (TunedPacked("plain", 16, 256, "1", "int4", row=LinearConfig("fma", 8, 64, 2, 4)), "1 row of fp8 by fma"),
+        (TunedPacked("plain", 16, 256, "1", "fp8", row=LinearConfig("fma", 3, 64, 2, 4)), "must be powers of two"),
+    ],
+)
+def test_packed_configs_that_do_not_fit_are_refused(tmp_path: Path, entry: TunedPacked, problem: str) -> None:
+    path = tmp_path / "x.json"
+    write_tuned(path, TunedFile("x", [], [entry]))
+    with pytest.raises(ConfigError, match=rf"packed\[0\]: .*{problem}"):
         read_tuned(path)
 
 

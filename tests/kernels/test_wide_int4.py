@@ -144,7 +144,7 @@ def test_what_wide_tiles_do_not_take_is_refused() -> None:
     narrow, weight = random_int4(16, 64, 32), random_int4(16, 4096, 128)
     out = torch.empty(3, 16, dtype=torch.bfloat16)
     rows = round_rows(torch.randn(3, 64).bfloat16(), narrow)
-    with pytest.raises(ConfigError, match="groups of 64 or 128, got int4 in 32"):
+    with pytest.raises(ConfigError, match="groups of 64 or 128, got int4 in groups of 32"):
         rounded_linear(rows, narrow, out, workspace=workspace, config=SMALL)
     rows = round_rows(torch.randn(3, 4096).bfloat16(), weight, config=SMALL)
     with pytest.raises(ValueError, match="needs a workspace of"):
