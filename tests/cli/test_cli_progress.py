@@ -26,11 +26,11 @@ def test_loading_is_shown_at_a_terminal_and_gone_afterwards() -> None:
     assert out.getvalue().endswith("\x1b[2K")  # the line was cleared
 
 
-def test_loading_is_silent_elsewhere() -> None:
+def test_loading_is_one_line_elsewhere_and_said_before_it_takes_long() -> None:
     shown, out = console(terminal=False)
-    with loading("m", shown):
-        pass
-    assert out.getvalue() == ""
+    with loading("[b]m[/b]", shown):
+        assert out.getvalue() == "loading [b]m[/b] ...\n"
+    assert out.getvalue() == "loading [b]m[/b] ...\n"
 
 
 def test_a_transfer_is_plain_lines_elsewhere() -> None:

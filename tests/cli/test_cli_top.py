@@ -225,6 +225,22 @@ def test_what_a_terminal_would_obey_is_not_printed(capsys):
         assert not set(shown) & {chr(code) for code in (*range(10), *range(11, 32), *range(127, 160))}
 
 
+def test_a_picture_for_a_file_is_as_wide_as_it_has_to_be(capsys, monkeypatch):
+    told = first()
+    told["engine"]["model"] = "m" * 70
+    told["requests"][0]["id"] = "r" * 64
+    for columns, whole in ((None, True), ("80", False)):
+        monkeypatch.delenv("COLUMNS", raising=False)
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", columns)
+        with server(stream(told)) as url:
+            assert main(["top", url, "--once"]) == 0
+        shown = capsys.readouterr().out
+        for words in ("m" * 70, "r" * 64, "tokens/step", "p95"):
+            assert (words in shown) is whole
+        assert ("…" not in shown) is whole
+
+
 def test_nobody_there(capsys):
     with server(refuse(200)) as url:
         pass

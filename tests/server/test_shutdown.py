@@ -22,6 +22,7 @@ def test_the_start_is_told_and_the_line_works(start):
     assert "serves stub on http://127.0.0.1:" in server.banner[0]
     assert max(map(len, server.banner)) <= 100  # with the line's end
     text = "".join(server.banner)
+    assert f"process {server.process.pid}\n" in text
     assert re.search(r"^  ready after \d+ ms", text, re.MULTILINE)
     line = text.partition("try: ")[2].replace("\\\n", "").strip()
     url, body = re.search(r"^curl -s (http://\S+)\s+-d '(.*)'$", line).groups()

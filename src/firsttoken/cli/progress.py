@@ -31,9 +31,11 @@ _WORDS = TextColumn("{task.description}")
 
 @contextmanager
 def loading(model: str, console: Console | None = None) -> Iterator[None]:
-    """Says that ``model`` is being loaded, at a terminal only, until the block ends."""
+    """Says that ``model`` is being loaded: at a terminal until the block ends, elsewhere in a line."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
+        console.file.write(f"loading {model} ...\n")
+        console.file.flush()
         yield
         return
     with console.status(Text(f"loading {model} ...")):

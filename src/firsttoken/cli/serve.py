@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=absent,
         metavar="KEY",
         help="ask callers for this key, on every route but health (may be repeated); NAME=KEY where --targets has a "
-        "rule for NAME",
+        "rule for NAME; FIRSTTOKEN_API_KEY in the environment, a key a line, where others could read the command line",
     )
     group.add_argument(
         "--api-key-file",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ examples:
 _SHORTEST_MS, _LONGEST_MS = 100.0, 10_000.0
 # Rates are between two looks: so far apart they are when only one picture is asked for.
 _ONCE_S = 1.0
+# Where there is no terminal whose width would count: room for every part of the picture.
+_FILE_WIDTH = 160
 # What figures raise that are none: a frame has its names, and what is behind them is anybody's guess.
 _NONSENSE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 _RETRY_S, _LONGEST_RETRY_S = 1.0, 15.0
@@ -83,6 +86,8 @@ def _once(feed: LiveFeed, state: LiveState, *, as_json: bool) -> int:
         print(json.dumps(state.summary(feed.base)))
     else:
         console = Console(highlight=False)
+        if not (console.is_terminal or os.environ.get("COLUMNS")):  # which rich takes for 80 columns
+            console.width = _FILE_WIDTH
         console.print(_picture(feed, state, console.width, None, None))
     return 0
 

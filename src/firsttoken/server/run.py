@@ -286,7 +286,12 @@ def _tell_start(
     took = start_parts(took_ns / NS_PER_MS, info.start_ms)
     _, as_json = logging_setup()
     if as_json:
-        told: dict[str, object] = {"url": url, "version": __version__, "served_model": llm.model_name}
+        told: dict[str, object] = {
+            "url": url,
+            "pid": os.getpid(),
+            "version": __version__,
+            "served_model": llm.model_name,
+        }
         told |= {name: getattr(info, name) for name in ("device", "dtype", "quantization", "kv_dtype", "max_model_len")}
         logger.info("ready", extra=told | {"start_ms": took[1] | {"total": took[0]}})
         return
@@ -302,6 +307,7 @@ def _tell_start(
             f"context {info.max_model_len} tokens",
         ],
         [f"up to {info.max_num_seqs} requests at once", f"KV {info.kv_blocks} blocks of {info.block_tokens} tokens"],
+        [f"process {os.getpid()}"],
     ]
     if (checked := info.self_check) is not None:
         facts.append([f"self-check: {checked.top1_agreement:.1%} the same likeliest token, KL {checked.kl:.4f} nats"])
