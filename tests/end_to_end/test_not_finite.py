@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from firsttoken import LLM, SamplingParams
-from firsttoken.frontend.generation import GenerationFailed
+from firsttoken.frontend.failures import GenerationFailed
 from tests.support.tiny_folder import WEIGHTS, write_tiny_folder
 
 # What the second layer makes of the one, keys and values too, is not finite. Of the other all is, but no norm's square.

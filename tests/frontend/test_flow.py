@@ -10,6 +10,7 @@ import pytest
 
 from firsttoken.core.errors import EngineDead, InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
+from firsttoken.core.service import ServiceClass
 from firsttoken.frontend.async_llm import AsyncLLM
 from firsttoken.frontend.flow import flow
 from firsttoken.transport.messages import Refused
@@ -66,6 +67,33 @@ async def test_a_delta_is_told_within_the_delivery_and_no_task_runs_for_it(drive
     driven[1].step("!", end="length")
     assert teller.told[-1] == "!"
     await asyncio.wait_for(task, 1)
+
+
+async def test_the_books_are_kept_when_all_of_a_step_have_their_tokens(driven):
+    llm, engine = driven
+    tellers = Teller(), Teller(), Teller()
+    task = await begun(llm, engine, *tellers)
+    for _ in range(2):
+        engine.step("a")
+        await told_to_all(tellers)
+    noted = llm.metrics.of(ServiceClass.P2).gaps._noted
+    llm.metrics.of(ServiceClass.P2).gaps.count()
+    engine.step("b")
+    assert (tellers[0].told[-1], noted) == ("b", [])
+    await told_to_all(tellers)
+    assert len(noted) == 3
+    engine.step("c")
+    engine.step("d")  # before all have theirs: who waits for the end of that may wait forever
+    assert len(noted) == 1
+    await told_to_all(tellers)
+    assert [one.told[-1] for one in tellers] == ["d", "cd", "cd"]
+    assert len(noted) == 6
+    task.cancel()
+
+
+async def told_to_all(tellers):
+    for _ in range(len(tellers) + 2):
+        await asyncio.sleep(0)
 
 
 async def test_what_comes_while_something_is_awaited_is_merged_and_told_after_it(driven):

@@ -10,7 +10,7 @@ from firsttoken.core.errors import EngineDead, InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark
 from firsttoken.engine.stub import Fault
-from firsttoken.frontend.generation import GenerationFailed
+from firsttoken.frontend.failures import GenerationFailed
 from tests.support.byte_tokenizer import EOS, EOT
 from tests.support.stub_llm import PROMPT, read, says, settle, text_of, tokens_of
 

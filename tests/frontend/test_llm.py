@@ -12,7 +12,7 @@ import pytest
 from firsttoken.core.errors import EngineDead, InvalidRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.engine.stub import Fault, Script, StubConfig, StubEngine, StubProcess
-from firsttoken.frontend.generation import GenerationFailed
+from firsttoken.frontend.failures import GenerationFailed
 from firsttoken.frontend.llm import LLM
 from firsttoken.text.chat_template import ChatTemplate
 from tests.support.byte_tokenizer import GENERATION, TEMPLATE, VOCAB_SIZE

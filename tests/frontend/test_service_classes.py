@@ -10,7 +10,7 @@ from firsttoken import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from firsttoken.core.errors import ConfigError, DeadlineExceeded, InvalidRequest
 from firsttoken.core.service import ClassTargets, ServiceClass, Targets, Terms
 from firsttoken.engine.stub import Fault, StubEngine
-from firsttoken.frontend.generation import GenerationFailed
+from firsttoken.frontend.failures import GenerationFailed
 from firsttoken.text.chat_template import ChatTemplate
 from tests.support.byte_tokenizer import VOCAB_SIZE
 from tests.support.stub_llm import PROMPT, read, says

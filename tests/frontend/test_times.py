@@ -8,7 +8,8 @@ import pytest
 
 from firsttoken.core.plan import PromptLogprobs, TokenLogprobs
 from firsttoken.core.timeline import Mark, Timeline
-from firsttoken.frontend.times import RequestTimes
+from firsttoken.frontend.times import Beside, Books, FirstToken, RequestTimes
+from firsttoken.observability.worst_gap import Gap
 from firsttoken.transport.messages import RequestDelta, Spent
 
 OWN = [(Mark.RECEIVED, 10), (Mark.PARSED, 20), (Mark.TEMPLATED, 20), (Mark.TOKENIZED, 30)]
@@ -68,3 +69,21 @@ def test_one_that_was_cut_short_here_is_completed_by_the_engines_last_word(stamp
     assert account["unaccounted_ms"] == 0
     assert {name: account[name] * 1e6 for name in owned} == pytest.approx(owned)
     assert sum(account["queue_reasons"].values()) == pytest.approx(account["queue_ms"])
+
+
+def test_what_was_told_is_in_the_books_once_they_are_settled():
+    books, gaps, firsts = Books(), [], []
+    first = FirstToken(10, firsts.append)
+    beside = Beside()
+    answers = [RequestTimes(Timeline(), beside, first=first, note_gap=gaps.append) for _ in range(2)]
+    for times in answers:
+        books.add((times, RequestDelta(1, [5]), 20, 15, 30, 34, 39))
+    books.add((answers[0], RequestDelta(1, [6, 7]), 50, 40, 60, 61, 61))
+    assert (firsts, gaps, beside) == ([], [], Beside())
+    for _ in range(2):
+        books.settle()
+        assert (first.after_ns, len(firsts)) == (20, 1), "the first of both answers"
+        assert gaps == [30, 0], "since the token before came; two that came together have none between"
+        assert beside == Beside(detokenize=9, write=10)
+        assert [list(one.token_times) for one in answers] == [[30, 60, 60], [30]]
+        assert answers[0].worst == Gap(1, 20, 30, 50, 40, 60)

@@ -30,11 +30,11 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
 FORMS = [
     # path, body, most functions of ours that a token may call
-    (CHAT, {"messages": MESSAGES}, 21),
-    (CHAT, {"messages": MESSAGES, "stop": ["never"]}, 28),
-    ("/v1/completions", {"prompt": "hi"}, 22),
-    ("/v1/responses", {"input": MESSAGES, "store": False}, 22),
-    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9999}, 21),
+    (CHAT, {"messages": MESSAGES}, 15),
+    (CHAT, {"messages": MESSAGES, "stop": ["never"]}, 20),
+    ("/v1/completions", {"prompt": "hi"}, 16),
+    ("/v1/responses", {"input": MESSAGES, "store": False}, 16),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9999}, 15),
 ]
 
 

@@ -101,3 +101,16 @@ def test_the_table_stays_within_the_vocabulary(byte_tokenizer: Tokenizer) -> Non
     for token in range(10**6, 10**6 + 1000):
         assert detokenizer.push([token]) == ""
     assert len(byte_tokenizer._bytes) <= byte_tokenizer.vocab_size
+    assert len(byte_tokenizer._bytes.texts) <= byte_tokenizer.vocab_size
+
+
+def test_what_is_known_of_a_token_alone_is_not_taken_for_its_text_among_others(sentencepiece_tokenizer: Tokenizer):
+    """All requests share it: one that begins, or has half a character, must not see another's."""
+    the = list(sentencepiece_tokenizer.encode("the", add_special_tokens=False))
+    for _ in range(2):
+        assert "".join(stream(sentencepiece_tokenizer, [[token] for token in the])) == "the"
+        assert "".join(stream(sentencepiece_tokenizer, [[token] for token in the * 2], continuation=True)) == " the the"
+    first, *_ = ids_of_bytes(sentencepiece_tokenizer, "ď".encode())
+    (letter,) = ids_of_bytes(sentencepiece_tokenizer, b"x")
+    for _ in range(2):
+        assert stream(sentencepiece_tokenizer, [[letter], [first], [letter]]) == ["x", "", "\ufffdx", ""]

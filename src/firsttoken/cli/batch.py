@@ -11,7 +11,7 @@ from firsttoken.cli.jobs import Answer, Job
 from firsttoken.core.errors import InvalidRequest, Overloaded
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.frontend.admission import token_ids
-from firsttoken.frontend.generation import GenerationFailed
+from firsttoken.frontend.failures import GenerationFailed
 from firsttoken.frontend.outputs import default_params
 
 if TYPE_CHECKING:

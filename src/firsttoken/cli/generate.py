@@ -120,7 +120,7 @@ def _show_stream(source: LocalSource, job: Job) -> int:
     """Print what comes, and close ``source``."""
     from firsttoken.cli.terminal import show
     from firsttoken.core.errors import InvalidRequest
-    from firsttoken.frontend.generation import GenerationFailed
+    from firsttoken.frontend.failures import GenerationFailed
 
     began = False
     try:

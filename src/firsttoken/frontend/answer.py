@@ -90,7 +90,8 @@ class Answer:
         if finish_reason is None:  # nearly always
             if self._scanner is None:
                 self.num_tokens += len(tokens)
-                return Delta(self.index, self._text_of(tokens), tokens, logprobs, None, stop_reason)
+                text_of = self._text_of
+                return Delta(self.index, text_of(tokens), tokens, logprobs, None, stop_reason)
             if len(tokens) == 1 and self.num_tokens >= self._min_tokens:
                 return self._push_one(self._scanner, tokens, logprobs, stop_reason)
         shown = tokens

@@ -14,6 +14,7 @@ from typing import Any
 from firsttoken.core.errors import InvalidRequest
 from firsttoken.frontend.answer import Delta
 from firsttoken.frontend.generation import Generation
+from firsttoken.transport.messages import RequestDelta
 
 Rest = Coroutine[Any, Any, None] | None
 """What is left to be awaited before anything more may be told."""
@@ -105,6 +106,23 @@ class _Stream:
         self.generation = generation
         self._tell = tell
         self._renamed = renamed
+
+    def told(self, delta: RequestDelta, ns: int) -> bool:
+        flow = self._flow
+        if flow.busy:
+            return False
+        flow.busy = True
+        generation = self.generation
+        try:
+            rest = generation.tell_now(delta, ns, self._tell)
+        except Exception as error:  # as in `arrived`
+            flow.hand_over(error=error)
+            return True
+        if rest is None and not generation.ending:
+            flow.busy = False
+        else:
+            flow.hand_over(rest, generation)
+        return True
 
     def arrived(self) -> None:
         flow = self._flow

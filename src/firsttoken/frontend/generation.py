@@ -6,26 +6,20 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from firsttoken.core.clock import NS_PER_S, now_ns
-from firsttoken.core.errors import (
-    ConstraintFailed,
-    DeadlineExceeded,
-    EngineDead,
-    FirstTokenError,
-    InvalidRequest,
-    Overloaded,
-)
+from firsttoken.core.errors import EngineDead, FirstTokenError
 from firsttoken.core.plan import PromptLogprobs, TokenLogprobs
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.answer import Answer, Delta
+from firsttoken.frontend.failures import failure, refused
 from firsttoken.frontend.gaps import AccountMaker, GapSources
 from firsttoken.frontend.link import EngineLink
-from firsttoken.frontend.times import Beside, RequestTimes
+from firsttoken.frontend.times import Beside, FirstToken, RequestTimes
 from firsttoken.transport.messages import Refused, RequestDelta
 
 if TYPE_CHECKING:
@@ -33,47 +27,24 @@ if TYPE_CHECKING:
     from firsttoken.observability.metrics import FrontendMetrics
     from firsttoken.text.tokenizer import Tokenizer
 
-__all__ = ["Delta", "Generation", "GenerationFailed"]
+__all__ = ["Delta", "Generation"]
 
 
 # Of an answer (its index), what came, and when.
 Arrival = tuple[int, RequestDelta, int]
+R = TypeVar("R")
 
 # Arrivals (a token each, as a rule) that a consumer turns into text before it lets others run: a reader that comes back
 # late to thousands of tokens and dozens of stop strings must not hold up the rest.
 _TURN = 128
 
 
-class GenerationFailed(FirstTokenError):
-    """The engine could not go on with this one request; HTTP answers 500. The engine lives."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
-def failure(last: RequestDelta, prefix: str = "") -> FirstTokenError:
-    """What a caller is told of a request that the engine ended with an error."""
-    message = prefix + (last.error or "the engine gave no reason")
-    if last.code == DeadlineExceeded.code:
-        return DeadlineExceeded(message)
-    if last.code == ConstraintFailed.code:
-        return ConstraintFailed(message)
-    return GenerationFailed(message)
-
-
-def refused(refusal: Refused, prefix: str = "") -> FirstTokenError:
-    """What a caller is told of a request that the engine did not take."""
-    message = prefix + refusal.message
-    if refusal.retry_after_s is not None:
-        return Overloaded(message, refusal.retry_after_s)
-    if refusal.code == DeadlineExceeded.code:
-        return DeadlineExceeded(message)
-    return InvalidRequest(message, param=refusal.param, code=refusal.code)
-
-
 class Consumer(Protocol):
     """Who takes a generation's deltas without iterating over it (`frontend.flow`)."""
+
+    def told(self, delta: RequestDelta, ns: int) -> bool:
+        """These tokens have come, and nothing before them waits: `Generation.tell_now` gives them to whom they are for.
+        False where this is not the time for it."""
 
     def arrived(self) -> None:
         """There is something to take, and this is the time to do it."""
@@ -97,6 +68,44 @@ class Generation:
     `EngineDead` when the engine stopped; what arrived before is given first.
     """
 
+    __slots__ = (
+        "_answers",
+        "_began_ns",
+        "_beside",
+        "_books",
+        "_came_ns",
+        "_consumer",
+        "_error",
+        "_final",
+        "_first",
+        "_gave_ns",
+        "_link",
+        "_live",
+        "_metrics",
+        "_parting",
+        "_pending",
+        "_ready",
+        "_sources",
+        "_times",
+        "_unbooked",
+        "_waiter",
+        "_when_known",
+        "behind",
+        "ending",
+        "engine_ids",
+        "finish_reason",
+        "id",
+        "more",
+        "outcome",
+        "params",
+        "pooled",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "service",
+        "tenant",
+        "unfinished",
+    )
+
     def __init__(
         self,
         link: EngineLink,
@@ -112,7 +121,6 @@ class Generation:
     ) -> None:
         self.id = request_id if request_id is not None else f"req-{secrets.token_hex(12)}"
         self.prompt_tokens = len(requests[0].prompt) // 4
-        self.completion_tokens = 0
         self.engine_ids = tuple(request.id for request in requests)
         self.finish_reason: str | None = None  # of the answer that ended last
         self.outcome: Outcome = "aborted"  # as the books have it; of several answers, of the last that was booked
@@ -125,7 +133,6 @@ class Generation:
         self.service = ServiceClass(requests[0].service)
         self.tenant = requests[0].tenant
         self._metrics = metrics.of(self.service)
-        self._note_gap = self._metrics.gaps.note
         stop_ids = frozenset(requests[0].stop_ids)
         self._answers = [Answer(index, params, stop_ids, tokenizer, shown) for index in range(len(requests))]
         # Engine ids of the answers whose last delta has not come yet. Their order is the answers'.
@@ -133,7 +140,6 @@ class Generation:
         self._parting: set[int] = set()  # engine ids of aborted answers of which the engine has not said its last word
         self._when_known: list[Callable[[], None]] = []
         self._pending: list[Arrival] = []
-        self._unsettled: list[tuple[Arrival, int, int]] = []  # consumed, but not in the books yet; as in `Gap`
         self.behind = False  # more was waiting than one turn takes: others are to run before the next is taken
         self.more = False  # what was taken was not all that is there
         self._ready: deque[Delta] = deque()
@@ -145,11 +151,15 @@ class Generation:
         self._began_ns = timeline.times[0]
         copies = [Timeline(timeline.stamps()) for _ in requests[1:]]  # each answer has its own way from here on
         self._beside = Beside()
-        self._times = [RequestTimes(one, self._beside) for one in (timeline, *copies)]
+        self._first = FirstToken(self._began_ns, self._metrics.first_token)
+        self._books = link.books
+        self._times = [
+            RequestTimes(one, self._beside, first=self._first, note_gap=self._metrics.gaps.note)
+            for one in (timeline, *copies)
+        ]
         self._came_ns = 0  # when the consumer last asked
         self._gave_ns = 0  # when he last got something
         self._final = 0  # the answer that ended last so far
-        self._ttft_ns: int | None = None
         self._unbooked = set(range(len(requests)))  # answers whose outcome is not counted yet
         self._metrics.started(len(requests))
 
@@ -194,19 +204,46 @@ class Generation:
         self.more = self.behind or bool(self._ready)
         return delta
 
+    def tell_now(self, delta: RequestDelta, ns: int, tell: Callable[[Delta], R]) -> R:
+        """Give ``tell`` a delta of what came at ``ns``, which is tokens and nothing else, where nothing else is there
+        to take. Where what that returns has to be awaited, `passed_on` is to follow."""
+        got_ns = now_ns()
+        index = self._live[delta.id]
+        answer = self._answers[index]
+        made = answer.push(delta.tokens, delta.logprobs)
+        if made.finish_reason is not None:
+            self._books.add((self._times[index], delta, ns, self._came_ns, got_ns, got_ns, got_ns))
+            self._finish(index, engine_ended=False, ns=ns, got_ns=got_ns)
+            self._gave_ns = now_ns()
+            return tell(made)
+        made_ns = now_ns()
+        rest = tell(made)
+        passed_ns = now_ns()
+        until_ns = passed_ns if self.unfinished else made_ns  # what told it may have ended it
+        note = self._books.add
+        note((self._times[index], delta, ns, self._came_ns, got_ns, made_ns, until_ns))
+        self._came_ns = self._gave_ns = passed_ns
+        if answer.scan_ns:
+            self._beside.stop += answer.scan_ns
+        return rest
+
     def passed_on(self) -> None:
         """The consumer has done with what he took, and asks for more. Only now is it in the books: somebody was waiting
         for what he passes on."""
         self._came_ns = now_ns()
         if self._gave_ns and self.unfinished:
             self._beside.write += self._came_ns - self._gave_ns
-        if self._unsettled:
-            self._settle()
+        self._books.settle()
+
+    @property
+    def completion_tokens(self) -> int:
+        """Of all answers so far."""
+        return sum(answer.num_tokens for answer in self._answers)
 
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache; known once the first delta came."""
-        self._settle()
+        self._books.settle()
         return self._times[0].cached_tokens
 
     @property
@@ -217,14 +254,14 @@ class Generation:
     @property
     def times(self) -> RequestTimes:
         """What is known of its time."""
-        self._settle()
+        self._books.settle()
         return self._times[self._final]
 
     @property
     def ttft_ns(self) -> int | None:
         """From the request's beginning until the consumer got the first token of any answer; None before it."""
-        self._settle()
-        return self._ttft_ns
+        self._books.settle()
+        return self._first.after_ns
 
     @property
     def error_code(self) -> str:
@@ -244,7 +281,7 @@ class Generation:
     def cancel(self) -> None:
         """End all unfinished answers now, here and in the engine. The iteration then gives what had arrived, with
         ``finish_reason`` "abort". Idempotent; does nothing after the end."""
-        self._settle()
+        self._books.settle()
         self._book(self._unbooked, "aborted")  # some may have ended in the engine, and nobody came for the rest
         if not self._live:
             return
@@ -290,14 +327,16 @@ class Generation:
     # ------------------------------------------------ from the engine (a `Sink`)
 
     def deliver(self, delta: RequestDelta, ns: int) -> None:
-        index = self._live[delta.id]
-        if delta.finish_reason is not None:
-            del self._live[delta.id]
-        self._pending.append((index, delta, ns))
-        if self._consumer is not None:
-            self._consumer.arrived()
-        elif self._waiter is not None:
-            self.wake()
+        consumer = self._consumer
+        if consumer is not None:
+            if not (delta.stamps or self._pending) and delta.finish_reason is None and consumer.told(delta, ns):
+                return  # nearly always
+            self.keep(delta, ns)
+            consumer.arrived()
+        else:
+            self.keep(delta, ns)
+            if self._waiter is not None:
+                self.wake()
 
     def keep(self, delta: RequestDelta, ns: int) -> None:
         index = self._live[delta.id]
@@ -355,7 +394,7 @@ class Generation:
         """End with ``error``, that of answer ``index`` or, without it, of all: raised once what has arrived is
         consumed. Answers that still run are aborted. ``begins``: the state that begins now."""
         if self._error is None:
-            self._settle()
+            self._books.settle()
             self._error = error
             self.ending = True
             live, self._live = self._live, {}
@@ -395,10 +434,11 @@ class Generation:
         answer = self._answers[index]
         if answer.finish_reason is not None:
             return None  # a stop string ended it while these were on their way
-        for one in before:
-            self._unsettled.append((one, self._came_ns, got_ns))
-            self._look(one[1])
-        self._unsettled.append((arrival, self._came_ns, got_ns))
+        times, came_ns = self._times[index], self._came_ns
+        for _, one, one_ns in before:
+            self._books.add((times, one, one_ns, came_ns, got_ns, got_ns, got_ns))
+            self._look(one)
+        self._books.add((times, last, ns, came_ns, got_ns, got_ns, got_ns))
         if last.stamps:
             self._look(last)
         reason = last.finish_reason
@@ -408,7 +448,6 @@ class Generation:
         if not tokens and reason is None:
             return None
         made = answer.push(tokens, logprobs, reason, last.stop_reason)
-        self.completion_tokens += len(made.token_ids)
         if made.finish_reason is not None:
             self._finish(index, engine_ended=reason is not None, ns=ns, got_ns=got_ns)
         if answer.scan_ns and self.unfinished:
@@ -422,26 +461,9 @@ class Generation:
         if delta.pooled is not None:
             self.pooled = delta.pooled
 
-    def _settle(self) -> None:
-        """Bring the books up to what the consumer has got."""
-        for (index, delta, ns), came_ns, got_ns in self._unsettled:
-            times = self._times[index]
-            before = times.arrived_ns
-            times.note(delta, ns, came_ns, got_ns)
-            count = len(delta.tokens)
-            if before and count:
-                self._note_gap(ns - before)
-            elif count and self._ttft_ns is None:  # it is the request's, counted once
-                self._ttft_ns = got_ns - self._began_ns
-                self._metrics.first_token(self._ttft_ns / NS_PER_S)
-            while count > 1:
-                self._note_gap(0)  # they came together
-                count -= 1
-        self._unsettled.clear()
-
     def _finish(self, index: int, *, engine_ended: bool, ns: int, got_ns: int) -> None:
         """The answer has its last delta: free what it held in the engine, and close the books."""
-        self._settle()
+        self._books.settle()
         self.unfinished -= 1
         self.ending = self.ending or not self.unfinished
         reason = self._answers[index].finish_reason or ""

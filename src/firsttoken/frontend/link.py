@@ -15,6 +15,7 @@ from firsttoken.core.errors import CheckpointError, ConfigError, EngineDead, Fir
 from firsttoken.core.request import EngineRequest
 from firsttoken.core.step_record import StepRecord
 from firsttoken.core.timeline import Mark
+from firsttoken.frontend.times import Books
 from firsttoken.observability.flight import FlightRecorder
 from firsttoken.transport.channel import ChannelClosed, EngineHandle
 from firsttoken.transport.kv_report import KVReport
@@ -87,6 +88,7 @@ class EngineLink:
         self.on_dead: Callable[[], None] = _nothing
         self.back_in_s: Callable[[], int | None] = _never  # asked at its death: until another takes its place
         self.flight: FlightRecorder | None = None
+        self.books = Books()
         self._sinks: dict[int, Sink] = {}
         self._parting: dict[int, Leaver] = {}  # aborted, and the engine's last word has not come
         self._fresh: set[int] = set()  # live requests that have got nothing yet
@@ -256,7 +258,8 @@ class EngineLink:
             logger.exception("what the engine says of itself could not be kept")
         ns = now_ns()
         deltas = step.deltas
-        if kept:  # whoever has waited since the step before goes first, or the last in the order would never be served
+        behind = bool(kept)
+        if behind:  # who has waited since the step before goes first, or the last in the order would never be served
             deltas = sorted(deltas, key=lambda delta: delta.id not in kept)
             for delta in deltas:
                 kept.pop(delta.id, None)
@@ -275,8 +278,12 @@ class EngineLink:
             self._later_ns = ns
             if not self._turn_due:
                 self._turn()
-        if self.flight is not None:  # once the first caller has his token
+        # Once the first caller has his token. Of what he was told the books are kept when all have theirs, but where
+        # steps come so fast that this is never so.
+        if self.flight is not None:
             self.flight.told(step, ns)
+        if behind:
+            self.books.settle()
 
     def _turn(self) -> None:
         """Deliver one, and the next in a later turn of the loop. A turn costs little more than a microsecond, and
@@ -285,9 +292,12 @@ class EngineLink:
         later = self._later
         if later:
             self._deliver(later.popleft(), self._later_ns)
-        self._turn_due = bool(later)
         if later and self._loop is not None:
+            self._turn_due = True
             self._loop.call_soon(self._turn)
+        else:
+            self._turn_due = False
+            self.books.settle()
 
     def _keep_later(self) -> dict[int, Sink]:
         """The engine says more before all of the last step was delivered: those whose turn has not come, by their
@@ -306,13 +316,15 @@ class EngineLink:
         return kept
 
     def _deliver(self, delta: RequestDelta, ns: int) -> None:
-        sink = self._sinks.get(delta.id)
+        if delta.finish_reason is None:  # nearly always
+            sink = self._sinks.get(delta.id)
+            if sink is not None:
+                sink.deliver(delta, ns)
+            return
+        sink = self._sinks.pop(delta.id, None)
         if sink is not None:
-            if delta.finish_reason is not None:
-                del self._sinks[delta.id]
             sink.deliver(delta, ns)
-        if delta.finish_reason is not None:
-            self._ended(delta, sink)
+        self._ended(delta, sink)
 
     def _ended(self, last: RequestDelta, sink: Sink | None) -> None:
         """``sink`` is None when it was aborted here while this was on its way."""

@@ -27,7 +27,7 @@ from firsttoken.frontend import vectors
 from firsttoken.frontend.admission import Admission, token_ids
 from firsttoken.frontend.answer import Answer
 from firsttoken.frontend.bad_words import spell
-from firsttoken.frontend.generation import failure, refused
+from firsttoken.frontend.failures import failure, refused
 from firsttoken.frontend.link import EngineLink
 from firsttoken.frontend.llm_pooling import PoolingCalls
 from firsttoken.frontend.loading import ModelText, load_text

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from firsttoken.core.clock import NS_PER_S
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.observability.account import stages, timings
 from firsttoken.observability.worst_gap import Gap
@@ -26,13 +27,33 @@ class Beside:
     write: int = 0
 
 
+class FirstToken:
+    """Of a request with one or more answers: the consumer got it ``after_ns``, from its beginning. ``observe`` is told
+    once, in seconds."""
+
+    __slots__ = ("_began_ns", "_observe", "after_ns")
+
+    def __init__(self, began_ns: int, observe: Callable[[float], None]) -> None:
+        self.after_ns: int | None = None
+        self._began_ns = began_ns
+        self._observe = observe
+
+    def note(self, got_ns: int) -> None:
+        if self.after_ns is None:
+            self.after_ns = got_ns - self._began_ns
+            self._observe(self.after_ns / NS_PER_S)
+
+
 class RequestTimes:
-    """Collects from the deltas of one answer. Times are ns of the one clock (`core.clock`)."""
+    """Collects from the deltas of one answer. Times are ns of the one clock (`core.clock`). ``first`` is told when the
+    consumer got the first token, ``note_gap`` how long after the token before each other one came to this process."""
 
     __slots__ = (
         "_engine",
+        "_first",
         "_found",
         "_got_ns",
+        "_note_gap",
         "_sent",
         "_worst_ns",
         "arrived_ns",
@@ -45,9 +66,18 @@ class RequestTimes:
         "worst",
     )
 
-    def __init__(self, timeline: Timeline, beside: Beside | None = None) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        beside: Beside | None = None,
+        *,
+        first: FirstToken | None = None,
+        note_gap: Callable[[int], None] | None = None,
+    ) -> None:
         self.timeline = timeline
         self.beside = beside or Beside()
+        self._first = first
+        self._note_gap = note_gap
         self.cached_tokens = 0
         self.preemptions = 0
         self.token_times = array("q")  # when the consumer got each token
@@ -68,17 +98,27 @@ class RequestTimes:
         if delta.stamps:
             self._take_counts(delta)
             self.timeline.extend(self._fresh(delta))
-        elif delta.finish_reason is not None or self._found is None:
+        elif self._found is None or delta.finish_reason is not None:
             self._take_counts(delta)
-        if delta.tokens:
-            got_ns = got_ns or arrived_ns
-            last_ns, times = self._got_ns, self.token_times
-            if last_ns and got_ns - last_ns > self._worst_ns:
+        tokens = delta.tokens
+        if not tokens:
+            return
+        got_ns = got_ns or arrived_ns
+        last_ns, times, note_gap = self._got_ns, self.token_times, self._note_gap
+        if last_ns:
+            if got_ns - last_ns > self._worst_ns:
                 self._worst_ns = got_ns - last_ns
                 self.worst = Gap(len(times), self.arrived_ns, last_ns, arrived_ns, came_ns, got_ns)
-            self._got_ns, self.arrived_ns = got_ns, arrived_ns
-            for _ in delta.tokens:
-                times.append(got_ns)
+            if note_gap is not None:
+                note_gap(arrived_ns - self.arrived_ns)
+        elif self._first is not None:
+            self._first.note(got_ns)
+        self._got_ns, self.arrived_ns = got_ns, arrived_ns
+        times.append(got_ns)
+        for _ in range(1, len(tokens)):  # they came together
+            times.append(got_ns)
+            if note_gap is not None:
+                note_gap(0)
 
     def finish(self, arrived_ns: int, came_ns: int = 0, got_ns: int = 0, stop_ns: int = 0) -> None:
         """The last tokens came as `note` says, and their text is known now; of the time for it ``stop_ns`` went into
@@ -162,6 +202,32 @@ class RequestTimes:
         fresh = _behind(_behind(delta.stamps, self._sent), self._engine)
         self._engine += fresh
         return fresh
+
+
+# What a consumer got: whose it is, what it was, when it reached this process, when he asked for it and when he got it;
+# and until when its text was made, and until when he passed it on, both "when he got it" where that is not known yet.
+Told = tuple[RequestTimes, RequestDelta, int, int, int, int, int]
+
+
+class Books:
+    """Those of all streams of an engine. Nobody waits for them, and somebody does for the next token: so what was told
+    is only put on a list, and noted when all of a step's tokens are on their way."""
+
+    __slots__ = ("_told", "add")
+
+    def __init__(self) -> None:
+        self._told: list[Told] = []
+        self.add = self._told.append
+
+    def settle(self) -> None:
+        """Note what was told since the last time."""
+        told = self._told[:]
+        self._told.clear()
+        for times, delta, arrived_ns, came_ns, got_ns, made_ns, passed_ns in told:
+            times.note(delta, arrived_ns, came_ns, got_ns)
+            beside = times.beside
+            beside.detokenize += made_ns - got_ns
+            beside.write += passed_ns - made_ns
 
 
 def _behind(stamps: list[tuple[int, int]], known: list[tuple[int, int]]) -> list[tuple[int, int]]:

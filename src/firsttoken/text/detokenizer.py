@@ -23,25 +23,37 @@ class ByteDetokenizer:
     """For vocabularies in which every token is a fixed string of bytes (byte-level and SentencePiece BPE).
 
     ``table`` maps an id to its bytes. Ill-formed UTF-8 becomes U+FFFD by the maximal-subpart rule (Unicode 15,
-    section 3.9), the same for any split. ``strip_start`` drops one leading space of the whole text.
+    section 3.9), the same for any split. ``strip_start`` drops one leading space of the whole text. ``texts`` is filled
+    with those of tokens that are whole characters, as nearly all are: it may be shared by all who have the same table.
     """
 
-    __slots__ = ("_pending", "_strip_start", "_table")
+    __slots__ = ("_alone", "_pending", "_strip_start", "_table", "_texts")
 
-    def __init__(self, table: Mapping[int, bytes], *, strip_start: bool = False) -> None:
+    def __init__(
+        self, table: Mapping[int, bytes], texts: dict[int, str] | None = None, *, strip_start: bool = False
+    ) -> None:
         self._table = table
+        self._texts: dict[int, str] = {} if texts is None else texts
         self._pending = b""  # the first bytes of a character that is not whole yet: at most three
         self._strip_start = strip_start
+        self._alone = not strip_start  # the next token's text depends on no other's
 
     def push(self, ids: Sequence[int]) -> str:
-        raw = self._table[ids[0]] if len(ids) == 1 else b"".join(map(self._table.__getitem__, ids))
+        alone = self._alone and len(ids) == 1
+        if alone:
+            text = self._texts.get(ids[0])
+            if text is not None:
+                return text
+        raw = b"".join(map(self._table.__getitem__, ids))
         if self._strip_start and raw:
             self._strip_start = False
             raw = raw.removeprefix(b" ")
-        if self._pending:
-            raw = self._pending + raw
+        raw = self._pending + raw
         text, used = utf_8_decode(raw, "replace", False)
         self._pending = raw[used:]
+        self._alone = not (self._pending or self._strip_start)
+        if alone and raw and self._alone:  # an id that stands for nothing may be any number
+            self._texts[ids[0]] = text
         return text
 
     def finish(self) -> str:

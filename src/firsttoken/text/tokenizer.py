@@ -36,6 +36,7 @@ class _ByteTable(dict[int, bytes]):
     def __init__(self, spell: Callable[[int], bytes]) -> None:
         super().__init__()
         self._spell = spell
+        self.texts: dict[int, str] = {}  # for `ByteDetokenizer`
 
     def __missing__(self, token: int) -> bytes:
         found = self._spell(token)
@@ -177,7 +178,7 @@ class Tokenizer:
                 lambda ids: self._backend.decode([i for i in ids if i not in skipped], skip_special_tokens=False)
             )
         table = self._table_showing(shown) if skip_special_tokens else self._bytes
-        return ByteDetokenizer(table, strip_start=self._strip_start and not continuation)
+        return ByteDetokenizer(table, table.texts, strip_start=self._strip_start and not continuation)
 
     def _table_showing(self, shown: frozenset[int]) -> _ByteTable:
         table = self._visible_bytes.get(shown)
