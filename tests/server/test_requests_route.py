@@ -150,7 +150,7 @@ async def test_a_caller_who_left_while_queueing_has_the_engines_part_too(make_cl
 
 async def test_what_the_stages_consist_of_and_what_was_beside_them(make_client):
     async with make_client(say("x" * 40), step_s=0.001) as client:
-        await client.post("/v1/completions", {"prompt": "hi", "stop": ["zz"], "stream": True}, headers=MINE)
+        await client.post("/v1/completions", {"prompt": "hi", "stop": ["xz"], "stream": True}, headers=MINE)
         timings = (await record(client))["timings"]
         assert sum(timings["queue_reasons"].values()) == pytest.approx(timings["queue_ms"], abs=1e-6)
         assert (timings["prefill_steps"], timings["decode_steps"]) == (1, 15)

@@ -31,9 +31,9 @@ CHAT = "/v1/chat/completions"
 FORMS = [
     # path, body, most functions of ours that a token may call
     (CHAT, {"messages": MESSAGES}, 15),
-    (CHAT, {"messages": MESSAGES, "stop": ["never"]}, 20),
-    ("/v1/completions", {"prompt": "hi"}, 16),
-    ("/v1/responses", {"input": MESSAGES, "store": False}, 16),
+    (CHAT, {"messages": MESSAGES, "stop": ["never"]}, 17),
+    ("/v1/completions", {"prompt": "hi"}, 14),
+    ("/v1/responses", {"input": MESSAGES, "store": False}, 15),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9999}, 15),
 ]
 

@@ -219,9 +219,8 @@ class Generation:
         made_ns = now_ns()
         rest = tell(made)
         passed_ns = now_ns()
-        until_ns = passed_ns if self.unfinished else made_ns  # what told it may have ended it
         note = self._books.add
-        note((self._times[index], delta, ns, self._came_ns, got_ns, made_ns, until_ns))
+        note((self._times[index], delta, ns, self._came_ns, got_ns, made_ns, passed_ns))
         self._came_ns = self._gave_ns = passed_ns
         if answer.scan_ns:
             self._beside.stop += answer.scan_ns

@@ -115,10 +115,15 @@ class RequestTimes:
             self._first.note(got_ns)
         self._got_ns, self.arrived_ns = got_ns, arrived_ns
         times.append(got_ns)
-        for _ in range(1, len(tokens)):  # they came together
-            times.append(got_ns)
-            if note_gap is not None:
-                note_gap(0)
+        if len(tokens) > 1:
+            self._note_others(len(tokens) - 1)
+
+    def _note_others(self, count: int) -> None:
+        """So many more came together with the latest."""
+        for _ in range(count):
+            self.token_times.append(self._got_ns)
+            if self._note_gap is not None:
+                self._note_gap(0)
 
     def finish(self, arrived_ns: int, came_ns: int = 0, got_ns: int = 0, stop_ns: int = 0) -> None:
         """The last tokens came as `note` says, and their text is known now; of the time for it ``stop_ns`` went into

@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from io import StringIO
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.bad_words import spelt
-from firsttoken.frontend.flow import Rest, Source, flow
+from firsttoken.frontend.flow import Rest, Source, Tell, flow
 from firsttoken.frontend.prompts import cut_as_asked
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call, unique_id
@@ -256,6 +257,7 @@ class CompletionRoute:
         unfinished = len(job.answers)
         frames = [writer.frame(index) for index in range(len(job.answers))]
         simple = not (writer.usage_always or job.request.return_token_ids or job.params.logprobs is not None)
+        put = call.put
 
         async def edge(part: _Part, delta: Delta) -> None:
             nonlocal unfinished
@@ -273,14 +275,17 @@ class CompletionRoute:
 
         def tell(part: _Part, delta: Delta) -> Rest:
             index = part.base + delta.index
-            if not job.answers[index].begun or delta.finish_reason is not None:
+            if delta.finish_reason is not None:
+                check_whole(delta)
+                return edge(part, delta)
+            if not job.answers[index].begun:
                 return edge(part, delta)
             if simple:  # nearly always
                 before, after = frames[index]
-                return call.put(before + to_json(delta.text) + after) if delta.text else None
+                return put(before + to_json(delta.text) + after) if delta.text else None
             event = self._event(writer, job, part, delta, None)
             assert isinstance(event, bytes), "what is longer comes with the first"
-            return call.put(event) if event else None
+            return put(event) if event else None
 
         await _flow(job, tell)
 
@@ -312,6 +317,8 @@ class CompletionRoute:
 
     async def _whole(self, call: Call, job: CompletionJob) -> None:
         def take(part: _Part, delta: Delta) -> None:
+            if delta.finish_reason is not None:
+                check_whole(delta)
             answer = job.answers[part.base + delta.index]
             text, offset = self._take(part, answer, delta)
             answer.text.write(text)
@@ -368,13 +375,8 @@ def _last(call: Call) -> Generation:
 
 async def _flow(job: CompletionJob, tell: Callable[[_Part, Delta], Rest]) -> None:
     """Give the deltas of all prompts to ``tell`` as they come; the first error ends it."""
-    await flow(*[_source(part, tell) for part in job.parts])
+    await flow(*[_source(part, partial(tell, part)) for part in job.parts])
 
 
-def _source(part: _Part, tell: Callable[[_Part, Delta], Rest]) -> Source:
-    def checked(delta: Delta) -> Rest:
-        if delta.finish_reason is not None:
-            check_whole(delta)
-        return tell(part, delta)
-
-    return source(part.generation, checked, prompt_field=part.name, grammar_field=part.held)
+def _source(part: _Part, tell: Tell) -> Source:
+    return source(part.generation, tell, prompt_field=part.name, grammar_field=part.held)

@@ -37,7 +37,7 @@ class StopScanner:
 
     def push(self, text: str) -> StopHit | str:
         """The text to emit now, or the hit that ends it. Nothing may be pushed after a hit."""
-        if self._held is None and not self._may_begin(text):
+        if self.passes(text):
             return text
         before = self._held_text()
         end, hit = len(text) + 1, None
@@ -53,11 +53,14 @@ class StopScanner:
         self._held = held if held.matched else None
         return _head(before, text, len(before) + len(text) - held.matched)
 
-    def _may_begin(self, text: str) -> bool:
+    def passes(self, text: str) -> bool:
+        """Nothing is held back, and no stop string can begin in ``text``: it need not be pushed."""
+        if self._held is not None:
+            return False
         for first in self._firsts:  # noqa: SIM110  # any() with a generator takes three times as long
             if first in text:
-                return True
-        return False
+                return False
+        return True
 
     def finish(self) -> str:
         """The text still held back, when generation ended without a stop string."""

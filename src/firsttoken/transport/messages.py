@@ -122,7 +122,7 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     decode_steps: int
 
 
-class RequestDelta(msgspec.Struct, frozen=True, array_like=True):
+class RequestDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New tokens of one request. With ``finish_reason`` it is the last one, and carries the engine's part of the
     timeline and counts.
 

@@ -22,6 +22,8 @@ from firsttoken.server.responses.output import (
 from firsttoken.text.pieces import Content, Piece
 
 _TEXT, _THOUGHT, _ARGUMENTS = "response.output_text", "response.reasoning_text", "response.function_call_arguments"
+# Of an event that brings text: what stands before its number, the number, the encoded text.
+_DELTA = b'%b%d,"delta":%b}\n\n'
 
 
 class TokenProbabilities:
@@ -95,7 +97,9 @@ class ResponseEvents(OpenAIDialect):
         if not text:
             return b""
         item.texts.append(text)
-        return self._delta(text)
+        number = self._number
+        self._number = number + 1
+        return _DELTA % (self._head, number, to_json(text))
 
     def long(self, said: Said) -> bool:
         """Whether the events for ``said`` end an item of which more is told than its text."""
@@ -184,7 +188,7 @@ class ResponseEvents(OpenAIDialect):
 
     def _delta(self, text: str) -> bytes:
         self._number += 1
-        return b'%b%d,"delta":%b}\n\n' % (self._head, self._number - 1, to_json(text))
+        return _DELTA % (self._head, self._number - 1, to_json(text))
 
     def _event(self, name: str, fields: dict[str, Any]) -> Iterator[bytes]:
         self._number += 1
