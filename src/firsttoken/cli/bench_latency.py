@@ -10,6 +10,7 @@ from firsttoken.cli.bench_options import (
     add_results,
     hand_in,
     memory_line,
+    natural_number,
     percentile_lines,
     run_async,
     say,
