@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,6 @@ def outline_in_subprocess(model: str, quantization: str = "none") -> dict[str, i
 
 
 def main(name: str, quantization: str) -> None:
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_iter
     from triton import knobs
 
     from firsttoken.checkpoint.locate import open_checkpoint
@@ -41,35 +37,7 @@ def main(name: str, quantization: str) -> None:
     from firsttoken.executor.ahead.outline import outline
     from firsttoken.executor.ahead.plan import RANDOM
     from firsttoken.executor.ahead.target import compile_for
-
-    class LiveBytes(TorchDispatchMode):
-        """Of tensors on the meta device that were made since it was entered: all alive now, and the most at once."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.now = self.peak = 0
-            self._seen: set[int] = set()
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = {t.untyped_storage()._cdata for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)}
-            out = func(*args, **(kwargs or {}))
-            for tensor in tree_iter(out):
-                if isinstance(tensor, torch.Tensor) and tensor.is_meta:
-                    self._track(tensor.untyped_storage(), given)
-            return out
-
-        def _track(self, storage: Any, given: set[int]) -> None:
-            key, size = storage._cdata, storage.nbytes()
-            if key in given or key in self._seen:
-                return
-            self._seen.add(key)
-            self.now += size
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._gone, key, size)
-
-        def _gone(self, key: int, size: int) -> None:
-            self._seen.discard(key)
-            self.now -= size
+    from tests.support.live_bytes import LiveBytes
 
     def leave_out(*, key: str, fn: Any, **_: object) -> bool:
         fn.jit_function.device_caches[0][0][key] = leave_out
@@ -79,7 +47,7 @@ def main(name: str, quantization: str) -> None:
     knobs.runtime.jit_cache_hook = leave_out
     gpu, checkpoint = KNOWN["h200"], open_checkpoint(name)
     config = resolve(EngineArgs(model=name, quantization=quantization), checkpoint, [PlannedGPU(gpu)])[1].executor
-    with LiveBytes() as making:
+    with LiveBytes("meta") as making:
         executor = outline(Order(model=checkpoint.config, executor=config, gpu=gpu, processes=1, quietly=True))
     model = executor._model
     weights = model.nbytes + sum(layer.attention_gain.nbytes + layer.mlp_gain.nbytes for layer in model.layers)
@@ -89,7 +57,7 @@ def main(name: str, quantization: str) -> None:
     pool = config.kv_blocks * config.kv_format.bytes_per_block
     table = executor.table
     rows = making.now - weights - pool
-    with LiveBytes() as angles:
+    with LiveBytes("meta") as angles:
         executor.rehearse((table.shape(1, [], 0), RANDOM))
     found = {"rows": rows + angles.now}
     shapes = {
@@ -100,7 +68,7 @@ def main(name: str, quantization: str) -> None:
         "many": table.shape(0, [16] * 60, 60),
     }
     for label, shape in shapes.items():
-        with LiveBytes() as step:
+        with LiveBytes("meta") as step:
             executor.rehearse((shape, RANDOM))
         found[label] = step.peak
     print(json.dumps(found))

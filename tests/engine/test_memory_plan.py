@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
+import torch
 
 from firsttoken.checkpoint.locate import open_checkpoint
 from firsttoken.core.engine_args import EngineArgs
 from firsttoken.core.errors import ConfigError
 from firsttoken.core.kv_format import KVFormat
+from firsttoken.core.plan import RowStart, RowWork
+from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.devices.cpu import PREPARED, CPUFacts
 from firsttoken.devices.cuda import PlannedGPU
 from firsttoken.engine.memory_plan import CPUMachine, GPUMachine, plan_memory
 from firsttoken.engine.resolve import resolve
 from firsttoken.executor.ahead.gpus import KNOWN
 from firsttoken.executor.graphs.captures import LARGEST_LEARNED
-from firsttoken.executor.memory_plan import cpu, gpu
+from firsttoken.executor.memory_plan import cpu, gpu, reading
 from firsttoken.executor.memory_plan.cpu import Footprint
 from firsttoken.executor.memory_plan.weights import CPU_ROUNDED_BITS, FUSED, HEAD, plan_weights
+from firsttoken.executor.prompt_readers import PromptReaders
 from firsttoken.kernels.paged_attention import cpu as cpu_attention
 from firsttoken.kernels.paged_attention.gpu_config import prefill_config
 from firsttoken.models.load import load_model
 from firsttoken.models.registry import family_of, known_architectures
 from firsttoken.quantization import on_load
+from firsttoken.sampling.prompt_logprobs import CPU_ROWS_AT_ONCE, ROWS_AT_ONCE
 from tests.engine.outlined import outline_in_subprocess
+from tests.support.live_bytes import LiveBytes
 
 MIB = 1 << 20
 H200 = GPUMachine(KNOWN["h200"])
@@ -81,6 +90,7 @@ def test_constants_are_those_of_the_rooms_that_have_them():
         assert gpu.tile_rows(head_dim) == prefill_config(head_dim).tile_tokens
     assert PREPARED % cpu.PRODUCTS == 0
     assert cpu.ROUNDED_AT_ONCE == on_load.ELEMENTS_AT_ONCE
+    assert (reading.ROWS, reading.CPU_ROWS) == (ROWS_AT_ONCE, CPU_ROWS_AT_ONCE)
 
 
 # ------------------------------------------------------------------ parts
@@ -199,3 +209,36 @@ def test_steps_that_an_idle_engine_tries_take_room_beside_what_loading_left():
     assert all_of_them == sum(sizes.largest(shape) for shape in table.prompt_shapes(2048))
     some = gpu._rehearsed(table, sizes, 2 * sizes.live(table.shape(0, [1920], 1)))
     assert some == sizes.largest(table.shape(0, [2048], 1))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(max_tokens=0, prompt_logprobs=20), SamplingParams(max_tokens=0)])
+def test_reading_a_prompt_takes_no_more_than_is_planned_for_it(params):
+    """Its hidden states are given; a vector is made of them, or the log-probabilities of 100 positions."""
+    hidden, vocab, rows = 64, 20_000, 100
+    config = SimpleNamespace(hidden_size=hidden, vocab_size=vocab)
+    head = torch.randn(hidden, vocab)
+    readers = PromptReaders("cpu", lambda states: states @ head)
+    pooling = None if params.prompt_logprobs is not None else "mean"
+    tokens = np.arange(rows, dtype="<u4").tobytes()
+    readers.start(RowStart(0, 1, tokens, rows, params, 0, [], pooling=pooling))
+    with LiveBytes("cpu") as live:
+        states = torch.randn(rows, hidden)
+        wanted = readers.wanted([RowWork(0, 0, rows, True)], lambda: [0])
+        readers.read(wanted, [states[one.first : one.end] for one in wanted])
+    planned = reading.reading_bytes(config, rows, element=4, on_cpu=True)
+    assert live.peak <= planned
+    assert pooling or live.peak > 0.7 * planned
+
+
+def test_many_chunks_of_a_pooled_prompt_are_one_sum():
+    """Each chunk's own, kept until the end, were more than all else for a long prompt in small ones."""
+    readers = PromptReaders("cpu", lambda states: states)
+    tokens = np.arange(64, dtype="<u4").tobytes()
+    states = torch.randn(64, 32)
+    readers.start(RowStart(0, 1, tokens, 64, SamplingParams(max_tokens=0), 0, [], pooling="mean"))
+    with LiveBytes("cpu") as live:
+        for at in range(0, 64, 4):
+            wanted = readers.wanted([RowWork(0, at, 4, at == 60)], lambda: [0])
+            reads = readers.read(wanted, [states[at : at + 4]])
+    assert live.peak <= 8 * (8 * 32)  # a chunk's four rows in float64 beside the sums; there were sixteen of those
+    assert torch.allclose(reads[0].pooled, states.double().mean(0).float())

@@ -26,15 +26,16 @@ NON_FINITE_HIDDEN = "non-finite hidden state"
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """One request's prompt so far. ``targets`` are its tokens, int64 on the device, where log-probabilities are wanted;
-    ``sums`` are those of what was pooled of each chunk, by its first position, float64, so that the vector does not
-    depend on where chunks were cut. A step that is computed twice changes nothing."""
+    """One request's prompt so far. ``targets`` are its tokens, int64 on the host, where log-probabilities are wanted:
+    a device has those of a chunk at a time. ``total`` is the sum of what was pooled up to position ``upto``, float64,
+    so that the vector does not depend on where chunks were cut. A step that is computed twice changes nothing."""
 
     pooling: PoolingKind | None
     count: int  # of alternatives
     num_prompt: int
-    targets: Tensor | None
-    sums: dict[int, Tensor] = field(default_factory=dict)
+    targets: NDArray[np.int64] | None
+    total: Tensor | None = None
+    upto: int = 0
     pieces: list[tuple[bytes, bytes]] = field(default_factory=list)
     failed: bool = False
 
@@ -80,7 +81,7 @@ class PromptReaders:
             return
         targets = None
         if count is not None:
-            targets = to_device(np.frombuffer(row.tokens, dtype="<u4").astype(np.int64), self._device)
+            targets = np.frombuffer(row.tokens, dtype="<u4").astype(np.int64)
         self._readers[row.slot] = _Reader(row.pooling, count or 0, row.num_prompt, targets)
 
     def retire(self, slot: int) -> None:
@@ -121,19 +122,21 @@ class PromptReaders:
         reader = one.reader
         if reader.pooling is None:
             return Read(one.slot, reader, one.last, logprobs=self._logprobs(one, states))
-        reader.sums[one.position] = states.double().sum(0)
+        if one.position >= reader.upto:
+            reader.upto = one.position + len(states)
+            of_chunk = states.sum(0, dtype=torch.float64)
+            reader.total = of_chunk if reader.total is None else reader.total.add_(of_chunk)
         if not one.last:
             return Read(one.slot, reader, last=False)
-        total = torch.stack(list(reader.sums.values())).sum(0)
-        if reader.pooling == "mean":
-            total /= reader.num_prompt
-        return Read(one.slot, reader, last=True, pooled=self._to_host(total.float()))
+        assert reader.total is not None, "a prompt has a last token"
+        pooled = reader.total / reader.num_prompt if reader.pooling == "mean" else reader.total
+        return Read(one.slot, reader, last=True, pooled=self._to_host(pooled.float()))
 
     def _logprobs(self, one: Wanted, states: Tensor) -> tuple[Tensor, Tensor] | None:
         assert one.reader.targets is not None
         if not len(states):
             return None
-        targets = one.reader.targets[one.position + 1 : one.position + 1 + len(states)]
+        targets = to_device(one.reader.targets[one.position + 1 : one.position + 1 + len(states)], self._device)
         parts = [
             prompt_logprobs(self._logits(some), own, one.reader.count)
             for some, own in zip(torch.split(states, ROWS_AT_ONCE), torch.split(targets, ROWS_AT_ONCE), strict=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.executor.config import ExecutorConfig
+from firsttoken.executor.memory_plan.reading import reading_bytes
 from firsttoken.executor.memory_plan.weights import CPU_ROUNDED_BITS, ELEMENT_BYTES, WeightPlan
 
 # From this size on the C library takes an allocation from the system, and gives it back.
@@ -90,13 +91,15 @@ def _small_share(model: ModelConfig) -> float:
 
 
 def _step(config: ExecutorConfig, model: ModelConfig) -> int:
-    """A whole chunk: residual and norm, and what attention or the MLP hold beside them; and the logits."""
+    """A whole chunk: residual and norm, and what attention or the MLP hold beside them; and the logits. Where that is
+    more, what reading it as a prompt takes."""
     element = ELEMENT_BYTES[config.dtype]
     rows = min(config.max_step_tokens, config.max_model_len * config.max_num_seqs)
     query, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = element * (2 * (query + 2 * kv) + query) + 4 * query
     layer = (4 + element) * model.hidden_size + max(attention, 3 * element * model.intermediate_size)
-    return rows * layer + 2 * 4 * config.max_num_seqs * model.vocab_size
+    reading = reading_bytes(model, rows, element=element, on_cpu=True)
+    return max(rows * layer + 2 * 4 * config.max_num_seqs * model.vocab_size, reading)
 
 
 def _attention(config: ExecutorConfig, model: ModelConfig) -> int:

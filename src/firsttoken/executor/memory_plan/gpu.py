@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from firsttoken.checkpoint.model_config import ModelConfig
 from firsttoken.executor.config import ExecutorConfig
 from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
+from firsttoken.executor.memory_plan.reading import reading_bytes
 from firsttoken.executor.memory_plan.weights import FUSED, ROUNDED_BITS, WeightPlan
 from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
 from firsttoken.kernels.packed_linear.config import FEW_ROWS, ROOM_ROWS
@@ -30,8 +31,8 @@ _TILE, _CHUNK, _LISTED, _LEVELS = 256, 2048, 8192, 16
 
 @dataclass(frozen=True)
 class GPUWork:
-    """Bytes: ``rows`` for requests and sampling, ``steps`` for the largest step that is launched by kernels (or what
-    loading left for it), ``graphs`` for the captured ones."""
+    """Bytes: ``rows`` for requests and sampling, ``steps`` for the largest step that is launched by kernels, or reads
+    prompts (or what loading left for it), ``graphs`` for the captured ones."""
 
     rows: int
     steps: int
@@ -66,7 +67,8 @@ def plan_gpu_work(
     # (measured: 1.2 to 2.5 times its size), and what it is rounded from.
     loading = (3 if config.quantization in ROUNDED_BITS else 2) * weights.largest
     idle = loading + _rehearsed(table, steps, loading)
-    work = max(idle, steps.live(most), steps.live(table.decode_shapes()[-1]))
+    reading = reading_bytes(model, most.tokens, element=2, on_cpu=False)
+    work = max(idle, steps.live(most), steps.live(table.decode_shapes()[-1]), reading)
     return GPUWork(
         rows=_rows(config, model, table) + _workspaces(config, model, gpu, sms) + _CUBLAS_BYTES,
         steps=work,
