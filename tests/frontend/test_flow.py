@@ -8,12 +8,13 @@ import weakref
 
 import pytest
 
-from firsttoken.core.errors import EngineDead, InvalidRequest
+from firsttoken.core.errors import EngineDead, InvalidRequest, ReaderTooSlow
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
+from firsttoken.frontend import flow as flow_module
 from firsttoken.frontend.async_llm import AsyncLLM
 from firsttoken.frontend.flow import flow
-from firsttoken.transport.messages import Refused
+from firsttoken.transport.messages import Abort, Refused
 from tests.support.byte_tokenizer import GENERATION, byte_tokenizer
 from tests.support.driven_engine import DrivenEngine
 from tests.support.stub_llm import PROMPT, read, text_of
@@ -242,3 +243,34 @@ async def test_who_is_cancelled_leaves_the_generation_to_others(driven, handed):
         await task
     engine.step("b", end="stop")
     assert text_of(await read(generation)) == "b"
+
+
+@pytest.mark.parametrize("logprobs", [None, 20])
+async def test_who_takes_nothing_is_kept_for_up_to_a_bound_and_then_given_up(driven, monkeypatch, logprobs):
+    monkeypatch.setattr(flow_module, "MOST_WAITING", 100_000)
+    llm, engine = driven
+    slow, quick, other = Teller(), Teller(), Teller()
+    event = slow.slow = asyncio.Event()
+    task = await begun(llm, engine, slow, other, logprobs=logprobs)
+    neighbour = await begun(llm, engine, quick)
+    mine, his = engine.ids[:2], engine.ids[2]
+    engine.step("a")
+    await asyncio.sleep(0)
+    number = 0
+    while not any(isinstance(message, Abort) for message in engine.sent):
+        number += 1
+        assert number < 1000
+        engine.step("b")
+        await asyncio.sleep(0)
+    most = 100_000 // (430 if logprobs is None else 2070) // 2  # two answers wait for him
+    assert most <= number <= most + 3
+    [abort] = [message for message in engine.sent if isinstance(message, Abort)][:1]
+    assert set(abort.ids) <= set(mine)
+    slow.slow = None
+    event.set()
+    with pytest.raises(ReaderTooSlow, match="reads too slowly"):
+        await asyncio.wait_for(task, 1)
+    assert slow.told == ["a"]  # what waited has been dropped
+    engine.step("!", his, end="stop")
+    await asyncio.wait_for(neighbour, 1)
+    assert "".join(quick.told) == "a" + "b" * number + "!"

@@ -133,11 +133,10 @@ async def test_who_never_reads_his_stream_frees_what_it_holds(make_client, monke
             await asyncio.to_thread(caller.connect, listening.getsockname())
             caller.send(ask)
             async with asyncio.timeout(10):
-                while not client.llm.stats.aborted:  # noqa: ASYNC110
+                while not client.llm.stats.aborted or len(client.app.live):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await client.quiet()
             assert client.llm.stats.aborted == 30
-            assert len(client.app.live) == 0
             server.should_exit = True
             await serving
 

@@ -115,6 +115,13 @@ class DeadlineExceeded(FirstTokenError):
     code: str = "deadline_exceeded"
 
 
+class ReaderTooSlow(FirstTokenError):
+    """More waits for a caller than is kept for one: he takes too little of what he is sent, or nothing."""
+
+    outcome = "aborted"
+    code = "reader_too_slow"
+
+
 class ConstraintFailed(FirstTokenError):
     """What limits an answer's tokens (a grammar, or what its request allows and forbids) lets it not go on; the answer
     ends with this error, and no other does. HTTP answers 400: it is the request that asks for what cannot be.

@@ -11,10 +11,14 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from firsttoken.core.errors import InvalidRequest
+from firsttoken.core.errors import InvalidRequest, ReaderTooSlow
 from firsttoken.frontend.answer import Delta
 from firsttoken.frontend.generation import Generation
 from firsttoken.transport.messages import RequestDelta
+
+# Bytes of tokens that may wait for one caller, beside what his connection holds: some 10,000 tokens, or 2,000 with 20
+# log-probabilities each.
+MOST_WAITING = 4 << 20
 
 Rest = Coroutine[Any, Any, None] | None
 """What is left to be awaited before anything more may be told."""
@@ -29,9 +33,10 @@ async def flow(*sources: Source) -> None:
 
     A function is called within the delivery of the engine's message, and must be quick. While what it returned is
     awaited, in the task that called this, nothing is told of any source: deltas pile up and are merged, as they are
-    for whoever iterates over a `Generation` and is slow. The same goes for what had arrived before.
+    for whoever iterates over a `Generation` and is slow. The same goes for what had arrived before. Where more than
+    `MOST_WAITING` bytes pile up, all their answers end.
 
-    Raises what a function raises, and what the iteration over a `Generation` does.
+    Raises what a function raises, what the iteration over a `Generation` does, and `ReaderTooSlow`.
     """
     await _Flow(sources).run()
 
@@ -83,6 +88,19 @@ class _Flow:
             await rest
             generation.passed_on()
 
+    def bound(self) -> None:
+        """Something has arrived for a caller who has yet to take what came before. Where too much waits for him he is
+        told no more of it: his task learns why when it goes on, if he ever lets it."""
+        waiting = sum([stream.generation.waiting_bytes for stream in self._streams])
+        if waiting > MOST_WAITING:
+            for stream in self._streams:
+                stream.generation.give_up(
+                    ReaderTooSlow(
+                        f"the caller reads too slowly: some {waiting >> 20} MiB of tokens waited for him, and "
+                        f"{MOST_WAITING >> 20} are the most; read faster, or ask for fewer log-probabilities"
+                    )
+                )
+
     def hand_over(
         self, rest: Rest = None, generation: Generation | None = None, error: Exception | None = None
     ) -> None:
@@ -127,6 +145,7 @@ class _Stream:
     def arrived(self) -> None:
         flow = self._flow
         if flow.busy:
+            flow.bound()
             return
         flow.busy = True
         generation = self.generation

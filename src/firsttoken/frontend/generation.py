@@ -226,6 +226,19 @@ class Generation:
             self._beside.stop += answer.scan_ns
         return rest
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What has arrived and was not taken, about: a token takes 430 bytes, and its log-probabilities 200 and 72 for
+        each alternative (counted by tracemalloc)."""
+        count = self.params.logprobs
+        return len(self._pending) * (430 + (0 if count is None else 200 + 72 * count))
+
+    def give_up(self, error: FirstTokenError) -> None:
+        """End all answers with ``error``, and drop what has arrived and was not taken."""
+        if self.unfinished:
+            self._pending.clear()
+            self._fail(error)
+
     def passed_on(self) -> None:
         """The consumer has done with what he took, and asks for more. Only now is it in the books: somebody was waiting
         for what he passes on."""

@@ -15,6 +15,7 @@ from firsttoken.core.errors import (
     FirstTokenError,
     InvalidRequest,
     Overloaded,
+    ReaderTooSlow,
 )
 from firsttoken.core.outcome import Outcome
 
@@ -115,6 +116,8 @@ def as_api_error(exc: BaseException, request_id: str | None = None) -> ApiError:
         return overloaded(exc)
     if isinstance(exc, DeadlineExceeded):
         return ApiError(504, str(exc), type_="timeout", param="deadline_ms", code=exc.code, outcome=exc.outcome)
+    if isinstance(exc, ReaderTooSlow):
+        return ApiError(408, _sentence(str(exc)), code=exc.code, outcome=exc.outcome)
     if isinstance(exc, ConstraintFailed):
         return ApiError(400, _sentence(str(exc)), code=exc.code, outcome=exc.outcome)
     if isinstance(exc, FirstTokenError):
