@@ -15,7 +15,7 @@ from firsttoken.executor.graphs.profiles import ShapeTable, StepShape
 from firsttoken.executor.memory_plan.reading import reading_bytes
 from firsttoken.executor.memory_plan.weights import FUSED, ROUNDED_BITS, WeightPlan
 from firsttoken.kernels.linear.config import BUCKET_ROWS, MAX_ROWS, LinearConfig, OpKind
-from firsttoken.kernels.packed_linear.config import FEW_ROWS, ROOM_ROWS
+from firsttoken.kernels.packed_linear.config import FEW_ROWS, ROOM_ROWS, SHARED_FLOATS
 from firsttoken.kernels.tuning import linear_config, product_config
 
 # Steps of more tokens get no graph (`executor.graphs.captures.LARGEST_LEARNED`, which a test compares).
@@ -202,7 +202,9 @@ def _workspaces(config: ExecutorConfig, model: ModelConfig, gpu: str, sms: int) 
         ("head", model.vocab_size, w.hidden),
     ]
     floats = max(_floats(kind, n, k, rows, gpu) for kind, n, k in products for rows in BUCKET_ROWS.values())
-    return angles + attention + (4 * floats if model.architecture in FUSED else 0)
+    packed = config.quantization in ROUNDED_BITS or model.quantized is not None
+    many = 4 * SHARED_FLOATS if packed else 0
+    return angles + attention + (4 * floats + many if model.architecture in FUSED else 0)
 
 
 def _floats(kind: OpKind, n: int, k: int, rows: int, gpu: str) -> int:
