@@ -190,14 +190,31 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.text(), JSON, max_size=4), st.booleans(), st.text(max_size=10), st.data())
-def test_any_arguments_come_back_as_they_were_written(arguments, ascii_only, before, data):
+# Of each form with JSON: what stands before a call, the call and what stands between two.
+WRITTEN = [
+    ("hermes", "", '<tool_call>\n{"name": "f", "arguments": ARGS}\n</tool_call>', "\n"),
+    ("llama3", "<|python_tag|>", '{"name": "f", "parameters": ARGS}', "; "),
+    ("mistral", "[TOOL_CALLS][", '{"name": "f", "arguments": ARGS}', ", "),
+    ("mistral", "", "[TOOL_CALLS]f[ARGS]ARGS", ""),
+]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from(WRITTEN),
+    st.dictionaries(st.text() | st.sampled_from(["</tool_call>", "[TOOL_CALLS]", "; {"]), JSON, max_size=4),
+    st.booleans(),
+    st.text(max_size=10),
+    st.data(),
+)
+def test_any_arguments_come_back_as_they_were_written(written, arguments, ascii_only, before, data):
+    form, opening, call, between = written
     raw = json.dumps(arguments, ensure_ascii=ascii_only)
-    text = f'{before}<tool_call>\n{{"name": "f", "arguments": {raw}}}\n</tool_call>'
+    one = call.replace("[ARGS]ARGS", f"[ARGS]{raw}") if "[ARGS]" in call else call.replace("ARGS", raw)
+    text = f"{before}{opening}{one}{between}{one}"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert hear(reader("hermes"), parts).named == [("f", raw)]
+    assert hear(reader(form), parts).named == [("f", raw), ("f", raw)]
 
 
 MARKS = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": ', '{"a": 1}', "}", "[TOOL_CALLS]", "f", "[ARGS]"]
@@ -226,19 +243,23 @@ def test_no_text_depends_on_how_it_was_cut(form, text, hidden):
 
 
 @pytest.mark.parametrize(
-    "text",
+    "tail",
     [
         " " * 60_000,
-        "<tool_call>" * 6_000,
-        '<tool_call>{"arguments": {"a":' * 2_000,
-        '<tool_call>{"arguments": "' * 2_000,
-        '<tool_call>{"arguments": ' + "[" * 60_000,
-        '<tool_call>{"name": "f", "arguments": {"a": "' + '\\"' * 30_000,
+        "BEGINS" * 6_000,
+        'BEGINS{"arguments": {"a":' * 2_000,
+        'BEGINS{"arguments": "' * 2_000,
+        'BEGINS{"arguments": ' + "[" * 60_000,
+        'BEGINS{"name": "f", "arguments": {"a": "' + '\\"' * 30_000,
     ],
     ids=["blanks", "marks", "objects", "strings", "brackets", "escapes"],
 )
-def test_time_is_linear_in_the_text(text):
+@pytest.mark.parametrize(
+    ("form", "begins"), [("hermes", "<tool_call>"), ("llama3", "<|python_tag|>"), ("mistral", "[TOOL_CALLS][")]
+)
+def test_time_is_linear_in_the_text(form, begins, tail):
     """A model may be asked to say anything. Each of these took many times as long when it was twice as long."""
     began = time.process_time()
-    hear(reader("hermes"), [text[start : start + 4] for start in range(0, len(text), 4)])
+    text = tail.replace("BEGINS", begins)
+    hear(reader(form), [text[start : start + 4] for start in range(0, len(text), 4)])
     assert time.process_time() - began < 3
