@@ -11,6 +11,7 @@ from firsttoken.core.clock import now_ns
 from firsttoken.core.plan import TokenLogprobs
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.text.stop import StopHit, StopScanner
+from firsttoken.transport.messages import RequestDelta
 
 if TYPE_CHECKING:
     from firsttoken.text.tokenizer import Tokenizer
@@ -173,3 +174,11 @@ class Answer:
 def _no_text(tokens: Sequence[int]) -> str:
     """Of a model without a tokenizer, and for callers who want none."""
     return ""
+
+
+def merged(deltas: Sequence[RequestDelta]) -> tuple[list[int], list[TokenLogprobs] | None]:
+    """Tokens and log-probabilities of consecutive deltas of one answer."""
+    tokens = [token for delta in deltas for token in delta.tokens]
+    if all(delta.logprobs is None for delta in deltas):
+        return tokens, None
+    return tokens, [entry for delta in deltas for entry in delta.logprobs or ()]

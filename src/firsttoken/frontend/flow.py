@@ -91,9 +91,9 @@ class _Flow:
     def bound(self) -> None:
         """Something has arrived for a caller who has yet to take what came before. Where too much waits for him he is
         told no more of it: his task learns why when it goes on, if he ever lets it."""
-        waiting = sum([stream.generation.waiting_bytes for stream in self._streams])
+        waiting = sum([_waiting_bytes(stream.generation) for stream in self._streams])
         if waiting > MOST_WAITING:
-            for stream in self._streams:
+            for stream in [one for one in self._streams if one.generation.unfinished]:
                 stream.generation.give_up(
                     ReaderTooSlow(
                         f"the caller reads too slowly: some {waiting >> 20} MiB of tokens waited for him, and "
@@ -112,6 +112,12 @@ class _Flow:
         self._error = error
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _waiting_bytes(generation: Generation) -> int:
+    """About: a token takes 430 bytes, its log-probabilities 200 and 72 for each alternative (tracemalloc's count)."""
+    count = generation.params.logprobs
+    return generation.waiting * (430 + (0 if count is None else 200 + 72 * count))
 
 
 class _Stream:

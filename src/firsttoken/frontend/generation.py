@@ -15,7 +15,7 @@ from firsttoken.core.request import EngineRequest
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
-from firsttoken.frontend.answer import Answer, Delta
+from firsttoken.frontend.answer import Answer, Delta, merged
 from firsttoken.frontend.failures import failure, refused
 from firsttoken.frontend.gaps import AccountMaker, GapSources
 from firsttoken.frontend.link import EngineLink
@@ -227,17 +227,14 @@ class Generation:
         return rest
 
     @property
-    def waiting_bytes(self) -> int:
-        """What has arrived and was not taken, about: a token takes 430 bytes, and its log-probabilities 200 and 72 for
-        each alternative (counted by tracemalloc)."""
-        count = self.params.logprobs
-        return len(self._pending) * (430 + (0 if count is None else 200 + 72 * count))
+    def waiting(self) -> int:
+        """How many deltas have arrived and were not taken."""
+        return len(self._pending)
 
     def give_up(self, error: FirstTokenError) -> None:
-        """End all answers with ``error``, and drop what has arrived and was not taken."""
-        if self.unfinished:
-            self._pending.clear()
-            self._fail(error)
+        """End unfinished answers with ``error``, and drop what has arrived and was not taken."""
+        self._pending.clear()
+        self._fail(error)
 
     def passed_on(self) -> None:
         """The consumer has done with what he took, and asks for more. Only now is it in the books: somebody was waiting
@@ -425,7 +422,7 @@ class Generation:
         del self._pending[:_TURN]
         self.behind = bool(self._pending)
         for arrivals in groups.values():
-            made = self._make(arrivals[-1], *_merged(arrivals), got_ns, arrivals[:-1])
+            made = self._make(arrivals[-1], *merged([delta for _, delta, _ in arrivals]), got_ns, arrivals[:-1])
             if made is not None:
                 self._ready.append(made)
         made = self._ready.popleft() if self._ready else None
@@ -501,11 +498,3 @@ class Generation:
             self.outcome = outcome
             self._metrics.ended(outcome, len(fresh))
         return bool(fresh)
-
-
-def _merged(items: list[Arrival]) -> tuple[list[int], list[TokenLogprobs] | None]:
-    """Tokens and log-probabilities of consecutive deltas of one answer."""
-    tokens = [token for _, delta, _ in items for token in delta.tokens]
-    if all(delta.logprobs is None for _, delta, _ in items):
-        return tokens, None
-    return tokens, [entry for _, delta, _ in items for entry in delta.logprobs or ()]
