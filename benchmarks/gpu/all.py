@@ -1,4 +1,4 @@
-"""All that one GPU is asked when there is one for half an hour: what never ran there first, then figures that miss.
+"""All that one GPU is asked when there is one for half an hour: what misses or never ran there first.
 
     python -m benchmarks.gpu.all --output DIR --text base_text.jsonl [--minutes 25] [--only NAME,NAME]
     python -m benchmarks.gpu.all --output DIR --dry               # what would run
@@ -100,6 +100,53 @@ CASES = (
             "--kv-heads", "1", "--intermediate", "256", "--vocab", "512", "--context", "1024",
         ),
     ),
+    latency("int4_b64", "int4", "--batch", "64", "--repeat", "4", targets=(Target(GAP, 6.5),)),
+    latency("int4_b8", "int4", "--batch", "8", "--repeat", "4", targets=(Target(GAP, 2.35),)),
+    Case(
+        "quantized_files",
+        ("benchmarks.gpu.quantized_files", "--model", "{model}", "--output", "{out}"),
+        300,
+        needs=("{model}",),
+    ),
+    quantize("rtn"),
+    quantize("best"),
+    Case(
+        "accuracy",
+        (
+            "benchmarks.accuracy", "--model", BASE, "--text", f"{BASE}/held_out.txt", "--output", "{out}",
+            "--case", "int4", "--case", "fp8", "--case", "kv:fp8", "--case", "kv:int4", "--case", "int4+kv:fp8",
+            "--folder", "rtn={work}/base30m-rtn", "--folder", "gptq_awq={work}/base30m-best", "--tokens", "24576",
+        ),
+        300,
+        needs=(f"{BASE}/held_out.txt", "{work}/base30m-rtn/config.json", "{work}/base30m-best/config.json"),
+        small=(*ON_CPU, "--tokens", "200", "--context", "128"),
+    ),
+    Case(
+        "engine_restart",
+        ("benchmarks.engine_restart", "{model}", "--output-json", "{out}"),
+        240,
+        needs=("{model}",),
+        small=(),
+    ),
+    Case(
+        "tests",
+        (
+            "pytest", "-q", "-x", "tests/executor/test_graph_executor.py", "tests/executor/test_rounded_weights.py",
+            "tests/kernels/test_packed_linear.py", "tests/kernels/test_triton_rounded_kv.py",
+        ),
+        300,
+    ),
+    Case(
+        "e2e_tls",
+        ("benchmarks.gpu.e2e_tls", "--output", "{out}"),
+        300,
+        (Target("results.0.e2e_ms.p99", 387), Target("results.1.e2e_ms.p99", 387)),
+        small=(
+            *ON_CPU, "--model", SMALL, "--quantization", "none", "--requests", "2", "--input", "16", "--output-tokens",
+            "4",
+        ),
+    ),
+    latency("fp8_b64", "fp8", "--batch", "64", "--repeat", "4", targets=()),
     Case(
         "features",
         ("benchmarks.gpu.features", "--model", "{model}", "--output", "{out}"),
@@ -110,8 +157,6 @@ CASES = (
     Case("wide", ("benchmarks.gpu.wide", "--output", "{out}", "--seconds", "120"), 420),
     where("70b_int4", "random:llama-3-70b", "--decode", "1", "--prompt", "256"),
     Case("kv_formats", ("benchmarks.gpu.kv_formats", "--output", "{dir}", "--seconds", "100"), 420),
-    latency("int4_b8", "int4", "--batch", "8", "--repeat", "4", targets=(Target(GAP, 2.35),)),
-    latency("int4_b64", "int4", "--batch", "64", "--repeat", "4", targets=(Target(GAP, 6.5),)),
     Case(
         "headline_70b",
         ("benchmarks.gpu.headline_70b", "--output", "{out}"),
@@ -135,29 +180,9 @@ CASES = (
         150,
         needs=("{model}",),
     ),
-    Case(
-        "quantized_files",
-        ("benchmarks.gpu.quantized_files", "--model", "{model}", "--output", "{out}"),
-        300,
-        needs=("{model}",),
-    ),
-    quantize("rtn"),
-    quantize("best"),
-    Case(
-        "accuracy",
-        (
-            "benchmarks.accuracy", "--model", BASE, "--text", f"{BASE}/held_out.txt", "--output", "{out}",
-            "--case", "int4", "--case", "fp8", "--case", "kv:fp8", "--case", "kv:int4", "--case", "int4+kv:fp8",
-            "--folder", "rtn={work}/base30m-rtn", "--folder", "gptq_awq={work}/base30m-best", "--tokens", "24576",
-        ),
-        300,
-        needs=(f"{BASE}/held_out.txt", "{work}/base30m-rtn/config.json", "{work}/base30m-best/config.json"),
-        small=(*ON_CPU, "--tokens", "200", "--context", "128"),
-    ),
     latency("fp8_b1", "fp8", targets=(Target(GAP, 2.5),)),
     latency("int4_b1", "int4", targets=(Target(GAP, 2.05),)),
     latency("fp8_b1_2048", "fp8", "--input", "2048", "--output", "16", targets=(Target(TTFT, 31),)),
-    latency("fp8_b64", "fp8", "--batch", "64", "--repeat", "4", targets=()),
     tune("70b_int4", "random:llama-3-70b", "int4", "1", "60"),
     where("8b_int4", LARGE, "--decode", "8", "64", "--prompt", "512"),
     ratios(
@@ -184,31 +209,6 @@ CASES = (
         (Target("engine.gap_ratio.p50", 1.02),),
         needs=("{model}",),
         small=(*ON_CPU, "--quantization", "none", "--max-model-len", "2048", "--rounds", "1", "--tokens", "8"),
-    ),
-    Case(
-        "engine_restart",
-        ("benchmarks.engine_restart", "{model}", "--output-json", "{out}"),
-        240,
-        needs=("{model}",),
-        small=(),
-    ),
-    Case(
-        "e2e_tls",
-        ("benchmarks.gpu.e2e_tls", "--output", "{out}"),
-        300,
-        (Target("results.0.e2e_ms.p99", 387), Target("results.1.e2e_ms.p99", 387)),
-        small=(
-            *ON_CPU, "--model", SMALL, "--quantization", "none", "--requests", "2", "--input", "16", "--output-tokens",
-            "4",
-        ),
-    ),
-    Case(
-        "tests",
-        (
-            "pytest", "-q", "-x", "tests/executor/test_graph_executor.py", "tests/executor/test_rounded_weights.py",
-            "tests/kernels/test_packed_linear.py", "tests/kernels/test_triton_rounded_kv.py",
-        ),
-        300,
     ),
 )  # fmt: skip
 
