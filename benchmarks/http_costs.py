@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -34,6 +34,7 @@ from firsttoken.observability.percentiles import percentiles
 
 SERVER = Path(__file__).with_name("http_streaming.py")
 SHORT, LONG = 32, 288
+FLOOR = "floor"
 TOKEN_TARGET_US, REFUSAL_TARGET_MS = 40.0, 50.0
 PROMPT_BYTES = 5_000_000
 MESSAGES = [{"role": "user", "content": "Tell me something about streaming."}]
@@ -87,19 +88,35 @@ async def stream(port: int, form: str, tokens: int) -> list[float]:
 # ------------------------------------------------------------------------- a token
 
 
-async def token_cost(port: int, pid: int, form: str, streams: int, rounds: int) -> dict[str, Any]:
+class Place(NamedTuple):
+    port: int
+    pid: int
+    form: str
+
+
+async def token_cost(place: Place, streams: int) -> tuple[float, float]:
     """CPU time of a token in us, and of a request beside its tokens in ms."""
-    costs, requests = [], []
-    for _ in range(rounds):
-        spent = {}
-        for tokens in (SHORT, LONG):
-            before = cpu_ns(pid)
-            await asyncio.gather(*(stream(port, form, tokens) for _ in range(streams)))
-            spent[tokens] = (cpu_ns(pid) - before) / 1e3
-        cost = (spent[LONG] - spent[SHORT]) / (streams * (LONG - SHORT))
-        costs.append(cost)
-        requests.append((spent[SHORT] / streams - SHORT * cost) / 1e3)
-    return {"us_per_token": _spread(costs), "ms_per_request": _spread(requests)}
+    spent = {}
+    for tokens in (SHORT, LONG):
+        before = cpu_ns(place.pid)
+        await asyncio.gather(*(stream(place.port, place.form, tokens) for _ in range(streams)))
+        spent[tokens] = (cpu_ns(place.pid) - before) / 1e3
+    cost = (spent[LONG] - spent[SHORT]) / (streams * (LONG - SHORT))
+    return cost, (spent[SHORT] / streams - SHORT * cost) / 1e3
+
+
+async def token_costs(places: dict[str, Place], streams: int, rounds: int) -> dict[str, Any]:
+    """`token_cost` of each, and as a multiple of the floor's in the same round. All have their turn in each round: what
+    the machine does meanwhile meets them alike."""
+    found = [{name: await token_cost(place, streams) for name, place in places.items()} for _ in range(rounds)]
+    return {
+        name: {
+            "us_per_token": _spread([one[name][0] for one in found]),
+            "of_floor": _spread([one[name][0] / one[FLOOR][0] for one in found]),
+            "ms_per_request": _spread([one[name][1] for one in found]),
+        }
+        for name in places
+    }
 
 
 def _spread(values: list[float]) -> dict[str, float]:
@@ -150,13 +167,12 @@ async def refusals(port: int, streams: int, windows: int, step_ms: float) -> dic
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    with server(options.step_ms) as (port, pid):
-        await asyncio.gather(*(stream(port, form, SHORT) for form in FORMS))  # what is done once
-        tokens = {form: await token_cost(port, pid, form, options.streams, options.rounds) for form in FORMS}
+    with server(options.step_ms) as (port, pid), server(options.step_ms, FLOOR) as (floor_port, floor_pid):
+        places = {form: Place(port, pid, form) for form in FORMS} | {FLOOR: Place(floor_port, floor_pid, "chat")}
+        await asyncio.gather(*(stream(place.port, place.form, SHORT) for place in places.values()))  # what is done once
+        tokens = await token_costs(places, options.streams, options.rounds)
+    with server(options.step_ms) as (port, _):
         large = await refusals(port, options.others, options.rounds, options.step_ms)
-    with server(options.step_ms, "floor") as (port, pid):
-        await stream(port, "chat", SHORT)
-        tokens["floor"] = await token_cost(port, pid, "chat", options.streams, options.rounds)
     checks = {
         **{
             f"us of a token, {form}": (one["us_per_token"]["p50"], TOKEN_TARGET_US)
@@ -193,7 +209,7 @@ def main() -> int:
     else:
         for name, check in found["checks"].items():
             print(f"{name:40} {check['value']:8.1f}  below {check['target']:g}  {'' if check['pass'] else 'MISSED'}")
-        print(f"{'us of a token, floor':40} {found['tokens']['floor']['us_per_token']['p50']:8.1f}")
+        print(f"{'us of a token, floor':40} {found['tokens'][FLOOR]['us_per_token']['p50']:8.1f}")
         for name in ("gap_quiet_ms", "gap_large_ms"):
             figures = found["large_prompt"][name]
             print(f"{name:40} " + "  ".join(f"{key} {figures[key]:.1f}" for key in ("p50", "p99", "max")))

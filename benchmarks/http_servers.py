@@ -21,7 +21,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.http_costs import server, token_cost
+from benchmarks.http_costs import Place, server, token_cost
 from benchmarks.http_streaming import ALONE_TOKENS, Caller, request_bytes
 from firsttoken.cli.report import header
 from firsttoken.observability.percentiles import percentiles
@@ -47,8 +47,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         for _ in range(options.rounds):
             for name, (port, pid) in places.items():
                 added[name] += await first_tokens(port, options.requests)
-                found = await token_cost(port, pid, "chat", options.streams, 1)
-                cost[name].append(found["us_per_token"]["p50"])
+                us, _ = await token_cost(Place(port, pid, "chat"), options.streams)
+                cost[name].append(us)
     told: dict[str, Any] = {
         name: {"first_token_added_ms": percentiles(added[name]), "us_per_token": statistics.median(cost[name])}
         for name in SERVERS
