@@ -30,12 +30,12 @@ def times_of(tokens: int) -> RequestTimes:
     times = RequestTimes(Timeline([(mark, began + mark * 1000) for mark in range(1, 5)]))
     stamps = [(int(mark), began + mark * 1000) for mark in (Mark.ARRIVED, Mark.SCHEDULED, Mark.FIRST_TOKEN)]
     spent = Spent([0] * len(Wait), 1, tokens - 1)
-    times.note(RequestDelta(1, [1], stamps=list(stamps), spent=spent), began + 10_000)
+    times.note_at_once(RequestDelta(1, [1], stamps=list(stamps), spent=spent), began + 10_000)
     for number in range(tokens - 2):
-        times.note(RequestDelta(1, [1]), began + 20_000 + number * 1000)
+        times.note_at_once(RequestDelta(1, [1]), began + 20_000 + number * 1000)
     end = now_ns()
     stamps.append((int(Mark.FINISHED), end))
-    times.note(RequestDelta(1, [1], finish_reason="stop", stamps=stamps, spent=spent), end)
+    times.note_at_once(RequestDelta(1, [1], finish_reason="stop", stamps=stamps, spent=spent), end)
     times.finish(end)
     times.timeline.stamp(Mark.WRITTEN)
     return times

@@ -78,10 +78,12 @@ def test_what_was_found_is_told_though_a_stop_string_ends_the_answer(ended_here)
     times = RequestTimes(Timeline([(Mark.TOKENIZED, 1)]))
     miss = Miss(48, MissReason.NEVER_SEEN)
     found = {"cached_tokens": 48, "cached_host": 16, "cached_disk": 8, "miss": miss}
-    times.note(RequestDelta(1, [5], stamps=[(Mark.ARRIVED, 2)], **found), 3)
-    times.note(RequestDelta(1, [6], cached_tokens=48), 4)
+    times.note_at_once(RequestDelta(1, [5], stamps=[(Mark.ARRIVED, 2)], **found), 3)
+    times.note_at_once(RequestDelta(1, [6], cached_tokens=48), 4)
     if not ended_here:
-        times.note(RequestDelta(1, [7], finish_reason="stop", kept=False, kept_reason=NotKept.QUOTA, **found), 5)
+        times.note_at_once(
+            RequestDelta(1, [7], finish_reason="stop", kept=False, kept_reason=NotKept.QUOTA, **found), 5
+        )
     times.finish(6)
     account = times.timings()
     assert account["cached_tokens"] == {"device": 24, "host": 16, "disk": 8}

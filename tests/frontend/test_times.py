@@ -29,8 +29,8 @@ LAST = [(Mark.FINISHED, 90)]
 )
 def test_stamps_are_taken_once(first, last):
     times = RequestTimes(Timeline(OWN))
-    times.note(RequestDelta(1, [5], stamps=first, cached_tokens=3), 70)
-    times.note(RequestDelta(1, [6], finish_reason="stop", stamps=last, preemptions=1), 100)
+    times.note_at_once(RequestDelta(1, [5], stamps=first, cached_tokens=3), 70)
+    times.note_at_once(RequestDelta(1, [6], finish_reason="stop", stamps=last, preemptions=1), 100)
     times.finish(100)
     assert times.timeline.stamps()[:-1] == [*OWN, *FIRST, *LAST, (Mark.DELIVERED, 100)]
     account = times.timings()
@@ -46,7 +46,7 @@ def test_what_was_told_of_tokens_is_not_kept_with_the_times():
     held = RequestDelta(
         1, [5], [found], finish_reason="stop", prompt_logprobs=PromptLogprobs(0, data, data), pooled=data
     )
-    times.note(held, 100)
+    times.note_at_once(held, 100)
     del held
     assert (sys.getrefcount(data), sys.getrefcount(top)) == before
 

@@ -30,11 +30,11 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
 FORMS = [
     # path, body, most functions of ours that a token may call
-    (CHAT, {"messages": MESSAGES}, 15),
-    (CHAT, {"messages": MESSAGES, "stop": ["never"]}, 17),
-    ("/v1/completions", {"prompt": "hi"}, 14),
-    ("/v1/responses", {"input": MESSAGES, "store": False}, 15),
-    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9999}, 15),
+    (CHAT, {"messages": MESSAGES}, 13),
+    (CHAT, {"messages": MESSAGES, "stop": ["never"]}, 15),
+    ("/v1/completions", {"prompt": "hi"}, 12),
+    ("/v1/responses", {"input": MESSAGES, "store": False}, 13),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9999}, 13),
 ]
 
 
@@ -113,7 +113,8 @@ async def test_a_streamed_token_wakes_no_task_and_is_one_write(tokenizer, path, 
             await turns(STREAMS + 1)
     tokens = STREAMS * STEPS
     assert sum(wire.writes for wire in wires) - before == tokens
-    assert not calls.coroutines, "a task was woken for a token"
+    woken = [name for name, count in calls.coroutines.items() if count >= STEPS]  # some go by the clock
+    assert not woken, "a task was woken for a token or a step"
     a_token = [name for name, count in calls.counts.items() if count >= tokens]
     spent = sum(count for name, count in calls.counts.items() if name in a_token) / tokens
     assert spent <= most, f"{spent} calls a token: {calls.counts.most_common(40)}"

@@ -13,15 +13,13 @@ from typing import Any
 
 from firsttoken.core.errors import InvalidRequest, ReaderTooSlow
 from firsttoken.frontend.answer import Delta
+from firsttoken.frontend.consumer import Rest
 from firsttoken.frontend.generation import Generation
-from firsttoken.transport.messages import RequestDelta
 
 # Bytes of tokens that may wait for one caller, beside what his connection holds: some 10,000 tokens, or 2,000 with 20
 # log-probabilities each.
 MOST_WAITING = 4 << 20
 
-Rest = Coroutine[Any, Any, None] | None
-"""What is left to be awaited before anything more may be told."""
 Tell = Callable[[Delta], Rest]
 Renamed = Callable[[InvalidRequest], InvalidRequest]
 Source = tuple[Generation, Tell, Renamed]
@@ -123,33 +121,16 @@ def _waiting_bytes(generation: Generation) -> int:
 class _Stream:
     """One source; told by its generation of arrivals."""
 
-    __slots__ = ("_flow", "_renamed", "_tell", "generation")
+    __slots__ = ("_renamed", "flow", "generation", "tell")
 
     def __init__(self, flow: _Flow, generation: Generation, tell: Tell, renamed: Renamed) -> None:
-        self._flow = flow
+        self.flow = flow
         self.generation = generation
-        self._tell = tell
+        self.tell = tell
         self._renamed = renamed
 
-    def told(self, delta: RequestDelta, ns: int) -> bool:
-        flow = self._flow
-        if flow.busy:
-            return False
-        flow.busy = True
-        generation = self.generation
-        try:
-            rest = generation.tell_now(delta, ns, self._tell)
-        except Exception as error:  # as in `arrived`
-            flow.hand_over(error=error)
-            return True
-        if rest is None and not generation.ending:
-            flow.busy = False
-        else:
-            flow.hand_over(rest, generation)
-        return True
-
     def arrived(self) -> None:
-        flow = self._flow
+        flow = self.flow
         if flow.busy:
             flow.bound()
             return
@@ -159,7 +140,7 @@ class _Stream:
         try:
             delta = generation.take()
             if delta is not None:
-                rest = self._tell(delta)
+                rest = self.tell(delta)
         except Exception as error:  # the task's to raise: it is not the engine's link that is at fault
             flow.hand_over(error=error)
             return
@@ -170,8 +151,8 @@ class _Stream:
             flow.busy = False
 
     def wake(self) -> None:
-        if not self._flow.busy:
-            self._flow.hand_over()
+        if not self.flow.busy:
+            self.flow.hand_over()
 
     async def catch_up(self) -> None:
         """All that is there, in the task."""
@@ -183,7 +164,7 @@ class _Stream:
                 raise self._renamed(error) from None
             if delta is None:
                 return
-            rest = self._tell(delta)
+            rest = self.tell(delta)
             if rest is not None:
                 await rest
             generation.passed_on()

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from firsttoken.core.clock import NS_PER_S, now_ns
 from firsttoken.core.errors import EngineDead, FirstTokenError
@@ -16,6 +16,7 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import ServiceClass
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.answer import Answer, Delta, merged
+from firsttoken.frontend.consumer import Consumer
 from firsttoken.frontend.failures import failure, refused
 from firsttoken.frontend.gaps import AccountMaker, GapSources
 from firsttoken.frontend.link import EngineLink
@@ -32,25 +33,10 @@ __all__ = ["Delta", "Generation"]
 
 # Of an answer (its index), what came, and when.
 Arrival = tuple[int, RequestDelta, int]
-R = TypeVar("R")
 
 # Arrivals (a token each, as a rule) that a consumer turns into text before it lets others run: a reader that comes back
 # late to thousands of tokens and dozens of stop strings must not hold up the rest.
 _TURN = 128
-
-
-class Consumer(Protocol):
-    """Who takes a generation's deltas without iterating over it (`frontend.flow`)."""
-
-    def told(self, delta: RequestDelta, ns: int) -> bool:
-        """These tokens have come, and nothing before them waits: `Generation.tell_now` gives them to whom they are for.
-        False where this is not the time for it."""
-
-    def arrived(self) -> None:
-        """There is something to take, and this is the time to do it."""
-
-    def wake(self) -> None:
-        """There is something to take, or the end has come, and others may have to be told before."""
 
 
 class Generation:
@@ -204,28 +190,6 @@ class Generation:
         self.more = self.behind or bool(self._ready)
         return delta
 
-    def tell_now(self, delta: RequestDelta, ns: int, tell: Callable[[Delta], R]) -> R:
-        """Give ``tell`` a delta of what came at ``ns``, which is tokens and nothing else, where nothing else is there
-        to take. Where what that returns has to be awaited, `passed_on` is to follow."""
-        got_ns = now_ns()
-        index = self._live[delta.id]
-        answer = self._answers[index]
-        made = answer.push(delta.tokens, delta.logprobs)
-        if made.finish_reason is not None:
-            self._books.add((self._times[index], delta, ns, self._came_ns, got_ns, got_ns, got_ns))
-            self._finish(index, engine_ended=False, ns=ns, got_ns=got_ns)
-            self._gave_ns = now_ns()
-            return tell(made)
-        made_ns = now_ns()
-        rest = tell(made)
-        passed_ns = now_ns()
-        note = self._books.add
-        note((self._times[index], delta, ns, self._came_ns, got_ns, made_ns, passed_ns))
-        self._came_ns = self._gave_ns = passed_ns
-        if answer.scan_ns:
-            self._beside.stop += answer.scan_ns
-        return rest
-
     @property
     def waiting(self) -> int:
         """How many deltas have arrived and were not taken."""
@@ -337,15 +301,44 @@ class Generation:
 
     def deliver(self, delta: RequestDelta, ns: int) -> None:
         consumer = self._consumer
-        if consumer is not None:
-            if not (delta.stamps or self._pending) and delta.finish_reason is None and consumer.told(delta, ns):
-                return  # nearly always
-            self.keep(delta, ns)
-            consumer.arrived()
-        else:
+        if consumer is None:
             self.keep(delta, ns)
             if self._waiter is not None:
                 self.wake()
+            return
+        flow = consumer.flow
+        if flow.busy or self._pending or delta.stamps or delta.finish_reason is not None:
+            self.keep(delta, ns)
+            consumer.arrived()
+            return
+        # Nearly always: tokens and nothing else, with nothing before them. All in one function, since a call for each
+        # of its parts would cost a tenth of what a token does.
+        flow.busy = True
+        try:
+            got_ns = now_ns()
+            index = self._live[delta.id]
+            answer = self._answers[index]
+            made = answer.push(delta.tokens, delta.logprobs)
+            if made.finish_reason is None:
+                made_ns = now_ns()
+                rest = consumer.tell(made)
+                passed_ns = now_ns()
+                self._books.add((self._times[index], delta, ns, self._came_ns, got_ns, made_ns, passed_ns))
+                self._came_ns = self._gave_ns = passed_ns
+                if answer.scan_ns:
+                    self._beside.stop += answer.scan_ns
+            else:
+                self._books.add((self._times[index], delta, ns, self._came_ns, got_ns, got_ns, got_ns))
+                self._finish(index, engine_ended=False, ns=ns, got_ns=got_ns)
+                self._gave_ns = now_ns()
+                rest = consumer.tell(made)
+        except Exception as error:  # the consumer's to raise: it is not the engine's link that is at fault
+            flow.hand_over(error=error)
+            return
+        if rest is None and not self.ending:
+            flow.busy = False
+        else:
+            flow.hand_over(rest, self)
 
     def keep(self, delta: RequestDelta, ns: int) -> None:
         index = self._live[delta.id]

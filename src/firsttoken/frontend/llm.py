@@ -410,7 +410,7 @@ class _Batch:
         job.so_far.look(delta.prompt_logprobs)
         job.so_far.pooled = delta.pooled or job.so_far.pooled
         if index == 0:
-            job.times.note(delta, ns)
+            job.times.note_at_once(delta, ns)
         if made.finish_reason is not None:
             del self._live[delta.id]
             if delta.finish_reason is None:

@@ -16,6 +16,10 @@ from firsttoken.observability.worst_gap import Gap
 from firsttoken.transport.messages import RequestDelta
 
 
+def _ignore(gap_ns: int) -> None:
+    """Where nobody collects gaps."""
+
+
 @dataclass(slots=True)
 class Beside:
     """Work on a request's text, in ns, that was done while its answers went on: it has delayed nothing. ``stop`` is the
@@ -72,7 +76,7 @@ class RequestTimes:
         beside: Beside | None = None,
         *,
         first: FirstToken | None = None,
-        note_gap: Callable[[int], None] | None = None,
+        note_gap: Callable[[int], None] = _ignore,
     ) -> None:
         self.timeline = timeline
         self.beside = beside or Beside()
@@ -89,9 +93,12 @@ class RequestTimes:
         self._engine: list[tuple[int, int]] = []
         self._found: RequestDelta | None = None  # the latest that tells of tiers, waits and steps
 
-    def note(self, delta: RequestDelta, arrived_ns: int, came_ns: int = 0, got_ns: int = 0) -> None:
+    def note(
+        self, delta: RequestDelta, arrived_ns: int, came_ns: int, got_ns: int, made_ns: int, passed_ns: int
+    ) -> None:
         """Take what ``delta`` says besides its tokens. It reached this process at ``arrived_ns``; the consumer asked
-        for it at ``came_ns`` and got it at ``got_ns``, by default at once.
+        for it at ``came_ns`` and got it at ``got_ns``. Until ``made_ns`` its text was made, and until ``passed_ns``
+        passed on; both are ``got_ns`` where that is not known yet.
 
         The engine may send its stamps in pieces or at the end, and may repeat those that are known already.
         """
@@ -100,30 +107,35 @@ class RequestTimes:
             self.timeline.extend(self._fresh(delta))
         elif self._found is None or delta.finish_reason is not None:
             self._take_counts(delta)
-        tokens = delta.tokens
-        if not tokens:
+        count = len(delta.tokens)
+        if not count:
             return
-        got_ns = got_ns or arrived_ns
-        last_ns, times, note_gap = self._got_ns, self.token_times, self._note_gap
+        last_ns = self._got_ns
         if last_ns:
             if got_ns - last_ns > self._worst_ns:
                 self._worst_ns = got_ns - last_ns
-                self.worst = Gap(len(times), self.arrived_ns, last_ns, arrived_ns, came_ns, got_ns)
-            if note_gap is not None:
-                note_gap(arrived_ns - self.arrived_ns)
+                self.worst = Gap(len(self.token_times), self.arrived_ns, last_ns, arrived_ns, came_ns, got_ns)
+            self._note_gap(arrived_ns - self.arrived_ns)
         elif self._first is not None:
             self._first.note(got_ns)
-        self._got_ns, self.arrived_ns = got_ns, arrived_ns
-        times.append(got_ns)
-        if len(tokens) > 1:
-            self._note_others(len(tokens) - 1)
+        self._got_ns = got_ns
+        self.arrived_ns = arrived_ns
+        self.token_times.append(got_ns)
+        beside = self.beside
+        beside.detokenize += made_ns - got_ns
+        beside.write += passed_ns - made_ns
+        if count > 1:
+            self._note_others(count - 1)
+
+    def note_at_once(self, delta: RequestDelta, arrived_ns: int) -> None:
+        """The same of what the consumer got as it came."""
+        self.note(delta, arrived_ns, 0, arrived_ns, arrived_ns, arrived_ns)
 
     def _note_others(self, count: int) -> None:
         """So many more came together with the latest."""
         for _ in range(count):
             self.token_times.append(self._got_ns)
-            if self._note_gap is not None:
-                self._note_gap(0)
+            self._note_gap(0)
 
     def finish(self, arrived_ns: int, came_ns: int = 0, got_ns: int = 0, stop_ns: int = 0) -> None:
         """The last tokens came as `note` says, and their text is known now; of the time for it ``stop_ns`` went into
@@ -209,8 +221,7 @@ class RequestTimes:
         return fresh
 
 
-# What a consumer got: whose it is, what it was, when it reached this process, when he asked for it and when he got it;
-# and until when its text was made, and until when he passed it on, both "when he got it" where that is not known yet.
+# What a consumer got: whose it is, and what `RequestTimes.note` takes of it.
 Told = tuple[RequestTimes, RequestDelta, int, int, int, int, int]
 
 
@@ -229,10 +240,7 @@ class Books:
         told = self._told[:]
         self._told.clear()
         for times, delta, arrived_ns, came_ns, got_ns, made_ns, passed_ns in told:
-            times.note(delta, arrived_ns, came_ns, got_ns)
-            beside = times.beside
-            beside.detokenize += made_ns - got_ns
-            beside.write += passed_ns - made_ns
+            times.note(delta, arrived_ns, came_ns, got_ns, made_ns, passed_ns)
 
 
 def _behind(stamps: list[tuple[int, int]], known: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.timeline import Mark, Timeline
 from firsttoken.frontend.bad_words import spelt
-from firsttoken.frontend.flow import Rest, Source, Tell, flow
+from firsttoken.frontend.consumer import Rest
+from firsttoken.frontend.flow import Source, Tell, flow
 from firsttoken.frontend.prompts import cut_as_asked
 from firsttoken.observability.account import server_timing_header
 from firsttoken.server.call import Call, unique_id

@@ -15,7 +15,8 @@ from firsttoken.core.sampling_params import SamplingParams
 from firsttoken.core.service import Terms
 from firsttoken.core.timeline import Mark
 from firsttoken.frontend.bad_words import spelt
-from firsttoken.frontend.flow import Rest, Tell, flow
+from firsttoken.frontend.consumer import Rest
+from firsttoken.frontend.flow import Tell, flow
 from firsttoken.frontend.prompts import cut_as_asked
 from firsttoken.server.call import Call
 from firsttoken.server.constraint import constrain
