@@ -42,6 +42,7 @@ def named(runs: Runs) -> tuple[str, str]:
     return found["layer"], found["cause"]
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
@@ -59,6 +60,7 @@ def test_a_real_servers_fault_is_named(fault, expected, certificate) -> None:
     assert named(runs) == expected
 
 
+@pytest.mark.clock
 def test_prompts_that_are_computed_again_are_named() -> None:
     """The double has no cache, and says nothing of one: it shows in the time alone."""
     runs = runs_of(Double(token_ms=0.5, gap_ms=2), SessionConfig(**{**vars_of(QUICK), "prompt_tokens": 200}))
@@ -69,6 +71,7 @@ def vars_of(config: SessionConfig) -> dict:
     return {name: getattr(config, name) for name in config.__dataclass_fields__}
 
 
+@pytest.mark.clock
 def test_the_sweeps_find_the_slopes() -> None:
     runs = runs_of(Double(think_ms=10, token_ms=0.2, gap_ms=6))
     found = fit(runs.lengths, runs.crowds, 0.0)
@@ -78,6 +81,7 @@ def test_the_sweeps_find_the_slopes() -> None:
     assert abs(found.queue_ms_per_caller) < 3
 
 
+@pytest.mark.clock
 def test_turns_are_seen_in_the_sweep_of_concurrency() -> None:
     runs = runs_of(Double(think_ms=20, serial=True))
     # Of c requests that think one after another the mean one waits (c - 1) / 2 turns.

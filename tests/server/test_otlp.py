@@ -103,7 +103,7 @@ def _check_metrics(metrics, timings):
     assert timings["total_ms"] / 1000 <= point.sum < 2
     assert metrics["gen_ai.server.request.duration"].unit == "s"
     (point,) = metrics["gen_ai.server.time_per_output_token"].histogram.data_points
-    assert 0.01 <= point.sum < 1
+    assert point.sum == pytest.approx(timings["itl_ms"]["mean"] / 1000, abs=1e-6)
     (point,) = metrics["gen_ai.server.time_to_first_token"].histogram.data_points
     assert 0.01 <= point.sum < 1
     prompt_tokens = metrics["firsttoken_prompt_tokens"].sum
