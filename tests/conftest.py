@@ -19,7 +19,8 @@ if not torch.cuda.is_available():
 
 
 # Servers that tests kill leave recordings: not among those of who runs the tests.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="firsttoken-tests-")
+_STATE = tempfile.TemporaryDirectory(prefix="firsttoken-tests-", ignore_cleanup_errors=True)
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

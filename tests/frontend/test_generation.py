@@ -344,13 +344,13 @@ async def test_a_model_without_a_tokenizer_gives_tokens_and_no_text(serve):
 
 @pytest.mark.parametrize("look", ["next", "cancel", "timings", "cached_tokens"])
 async def test_the_books_wait_until_the_consumer_has_passed_on_his_token(serve, look):
-    llm = await serve(says("x" * 40), step_s=0.005, cached_tokens=2)
+    llm = await serve(says("x" * 4000), step_s=0.005, cached_tokens=2)
 
     def first_tokens():
         return llm.metrics.registry.get_sample_value("firsttoken_time_to_first_token_seconds_count", P2)
 
-    generation = llm.open(PROMPT, SamplingParams(max_tokens=40))
-    assert (await anext(generation)).text == "x"
+    generation = llm.open(PROMPT, SamplingParams(max_tokens=4000))
+    assert set((await anext(generation)).text) == {"x"}
     assert first_tokens() == 0
     if look == "next":
         await anext(generation)

@@ -45,6 +45,7 @@ def test_the_rows_of_a_step_wake_no_more_threads_than_there_are(answers, maskers
     """To hand each row over by itself took the thread that looks after the step 50 us a row."""
     rows = [BesideRow(answers.row(NUMBER, 10), maskers) for _ in range(9)]
     maskers.begin()
+    assert all(row.mask().any() for row in rows), "all are made: to take a token begins nothing"
     for row in rows:
         assert row.take(ord("1"))
     handed = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.server.conftest import forever
 from tests.support.byte_tokenizer import EOS as END
 
 
@@ -134,12 +135,13 @@ async def test_one_failing_prompt_ends_all(make_client):
 @pytest.mark.parametrize(
     "bad", [[], [99_999_999], [97] * 5000, "x" * 5000], ids=["empty", "unknown id", "long", "long text"]
 )
-async def test_an_error_says_which_prompt_is_wrong(client, bad, echo):
+async def test_an_error_says_which_prompt_is_wrong(make_client, bad, echo):
     good = "hi" if isinstance(bad, str) else [104, 105]
-    reply = await client.complete([good, good, bad, good], echo=echo)
-    assert (reply.status, reply.error["param"]) == (400, "prompt[2]")
-    assert reply.error["message"].startswith("prompt[2]")
-    alone = await client.complete([bad] if isinstance(bad, str) else bad, echo=echo)
-    assert (alone.status, alone.error["param"]) == (400, "prompt")
-    await client.quiet()
-    assert client.llm.stats.finished == 0
+    async with make_client(forever, step_s=0.005) as client:
+        reply = await client.complete([good, good, bad, good], echo=echo, max_tokens=4000)
+        assert (reply.status, reply.error["param"]) == (400, "prompt[2]")
+        assert reply.error["message"].startswith("prompt[2]")
+        alone = await client.complete([bad] if isinstance(bad, str) else bad, echo=echo)
+        assert (alone.status, alone.error["param"]) == (400, "prompt")
+        await client.quiet()
+        assert client.llm.stats.finished == 0
