@@ -110,7 +110,9 @@ def main() -> int:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", default="packed")
-    parser.add_argument("--kv-dtype", choices=("float32", "bfloat16", "fp8", "int4"), help="default: the model's own")
+    parser.add_argument(
+        "--kv-dtype", choices=("float32", "bfloat16", "int8", "fp8", "int4"), help="default: the model's own"
+    )
     parser.add_argument("--threads", type=int)
     parser.add_argument("--context", type=int, default=128, help="tokens before the one decoded")
     parser.add_argument("--prefill", type=int, default=512, help="tokens of the prefill")

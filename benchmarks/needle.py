@@ -1,6 +1,6 @@
 """Whether a model still finds a fact in long text when its KV is kept in fewer bits.
 
-    python -m benchmarks.needle [--model smollm2] [--tokens 1000,2000] [--kv-dtype auto,fp8,int4] [--json]
+    python -m benchmarks.needle [--model smollm2] [--tokens 1000,2000] [--kv-dtype auto,int8,fp8,int4] [--json]
 
 A sentence with a made-up number lies at several depths of text that is otherwise prose; the model is then asked for the
 number and must begin its answer with it, greedily. The prose is the documentation of Python's own library. What counts
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a model whose chats are marked as SmolLM2's")
     parser.add_argument("--tokens", default="1000,2000", help="of prose, comma-separated")
-    parser.add_argument("--kv-dtype", default="auto,fp8,int4", help="comma-separated")
+    parser.add_argument("--kv-dtype", default="auto,int8,fp8,int4", help="comma-separated")
     parser.add_argument("--trials", type=int, default=1, help="texts at each of the five depths")
     parser.add_argument("--json", action="store_true", help="one object on stdout")
     options = parser.parse_args(argv)

@@ -43,7 +43,7 @@ from firsttoken.kernels.paged_attention.triton_decode import DecodeWorkspace, de
 from firsttoken.kernels.paged_attention.triton_prefill import prefill
 from firsttoken.kernels.paged_attention.triton_write import write_kv
 
-FORMATS = ("bfloat16", "fp8", "int4")
+FORMATS = ("bfloat16", "int8", "fp8", "int4")
 ROOF_TB_S = 4.5
 SMS = 132
 _ROTATED_BYTES = 300 << 20
@@ -139,7 +139,7 @@ _CHUNKS = ((0, 1), (0, 129), (15, 17), (100, 300), (1000, 128), (2047, 65))
 
 def checks(device: str) -> Iterator[tuple[str, Any]]:
     """(name, what gives its excess)."""
-    for kv_dtype in ("fp8", "int4"):
+    for kv_dtype in ("int8", "fp8", "int4"):
         for head_dim in (64, 128):
             for heads, kv_heads in ((4, 4), (8, 2), (16, 2)):
                 model = Model(heads, kv_heads, head_dim)

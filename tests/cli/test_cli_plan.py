@@ -54,7 +54,7 @@ def test_what_does_not_fit_ends_with_1_and_says_which_knob_to_turn(capsys):
     assert said["capacity_mib"] == 24 * 10**9 >> 20
     assert f"lower --users to {said['max_users']}" in said["advice"]
     assert f"lower --context to {said['max_context']}" in said["advice"]
-    assert "with --quantization fp8 --kv-dtype fp8 all of it fits" in said["advice"]
+    assert "with --quantization fp8 --kv-dtype int8 all of it fits" in said["advice"]
     assert _json(capsys, *words, "--gpu", "80GB")[0] == 0
 
 
@@ -65,9 +65,9 @@ def test_what_is_rounded_to_fit_is_as_little_as_helps_and_not_what_was_said_alre
         found = rounded_to_fit(EngineArgs(model="m", **given), checkpoint, machine, 8192, users)
         return None if found is None else (found.quantization, found.kv_dtype)
 
-    assert rounded(6) == ("auto", "fp8")
+    assert rounded(6) == ("auto", "int8")
     assert rounded(10) == ("fp8", "auto")
-    assert rounded(12) == ("fp8", "fp8")
+    assert rounded(12) == ("fp8", "int8")
     assert rounded(6, kv_dtype="bfloat16") == ("fp8", "bfloat16")
     assert rounded(16, quantization="none") == ("none", "int4")
     assert rounded(99) is None

@@ -26,7 +26,7 @@ def overflowing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return folder
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8", "int4"])
 @pytest.mark.parametrize("quantization", ["none", "packed", "int4"])
 def test_an_overflow_ends_the_request_with_an_error(overflowing: Path, quantization: str, kv_dtype: str) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)

@@ -84,7 +84,7 @@ def test_an_old_cpu_gets_unpacked_float32():
             _resolve(old, quantization=quantization)
 
 
-@pytest.mark.parametrize(("kv_dtype", "bytes_a_vector"), [("fp8", 16 + 2), ("int4", 8 + 4)])
+@pytest.mark.parametrize(("kv_dtype", "bytes_a_vector"), [("int8", 16 + 2), ("fp8", 16 + 2), ("int4", 8 + 4)])
 def test_rounded_kv_holds_more_tokens_in_the_same_memory(kv_dtype, bytes_a_vector):
     executor = _resolve(kv_memory=1 * MIB, kv_dtype=kv_dtype).executor
     assert executor.kv_format.dtype == kv_dtype
@@ -117,7 +117,7 @@ def test_a_length_that_was_asked_for_is_refused_with_the_numbers():
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"quantization": "int3"}, "quantization must be one of"),
         ({"quantization": "packed", "dtype": "float32"}, "bfloat16"),
-        ({"kv_dtype": "float32"}, "kv_dtype 'float32' with dtype 'bfloat16'.*or choose one of fp8, int4"),
+        ({"kv_dtype": "float32"}, "kv_dtype 'float32' with dtype 'bfloat16'.*or choose one of int8, fp8, int4"),
         ({"kv_dtype": "fp16"}, "kv_dtype must be one of"),
         ({"quantization": "int8", "dtype": "float32"}, "'int8' computes in bfloat16: use --quantization none"),
         ({"quantization": "int4", "dtype": "float16"}, "dtype must be one of"),

@@ -79,7 +79,7 @@ def answer(executor: Executor, between: Callable[[list[int]], list[int]] | None 
 
 KINDS = [
     ("torch", None),
-    ("torch", "fp8"),
+    ("torch", "int8"),
     ("torch", "int4"),
     ("graphs", "fp8"),
     ("deterministic", "int4"),

@@ -58,7 +58,7 @@ async def test_one_that_leaves_itself_no_token_ends_with_a_word_of_its_own_and_n
     assert (await post({**impossible, "max_tokens": 1})).status == 200
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 def test_bb34_rounded_kv_gives_the_same_answer_from_the_cache(kv_dtype):
     """20 times in turn and 20 at once, against an engine without a cache: the same bits were kept either way."""
     asked, params = prompt(300), SamplingParams(temperature=0, max_tokens=6, logprobs=1, ignore_eos=True)

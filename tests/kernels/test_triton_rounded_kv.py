@@ -28,7 +28,7 @@ from firsttoken.kernels.paged_attention.triton_prefill import prefill
 from firsttoken.kernels.paged_attention.triton_write import write_kv
 from tests.kernels.test_triton_attention import DEVICE, LAYER, LAYERS, Cache, ints, make_norm, make_turns
 
-ROUNDED = ["fp8", "int4"]
+ROUNDED = ["int8", "fp8", "int4"]
 # The interpreter multiplies in float32; a GPU in bfloat16, whose steps are 2^-8 of a score.
 TOLERANCE = 1e-4 if DEVICE == "cpu" else 2e-2
 TYPE = torch.float32 if DEVICE == "cpu" else torch.bfloat16
@@ -178,7 +178,7 @@ def test_what_the_kernels_cannot_read_is_refused() -> None:
     small = KVPool(KVFormat(dtype="int4", layers=1, kv_heads=1, head_dim=32), 1).storage
     with pytest.raises(ValueError, match="heads of a power of two, 64 or more"):
         pages_of(small, "int4")
-    with pytest.raises(ValueError, match="one of fp8, int4, got 'int3'"):
+    with pytest.raises(ValueError, match="one of int8, fp8, int4, got 'int3'"):
         pages_of(small, "int3")
     with pytest.raises(ValueError, match="must be contiguous"):
         pages_of(small[0], "fp8")

@@ -139,8 +139,9 @@ ENGINE_OPTIONS: dict[str, Option] = {
         choices=("auto", "none", "packed", "int4", "int8", "fp8"),
     ),
     "kv_dtype": Option(
-        "type of the KV cache; fp8 takes half of bfloat16, int4 about a quarter (default: auto, as the activations)",
-        choices=("auto", "float32", "bfloat16", "fp8", "int4"),
+        "type of the KV cache; int8 (the more exact) and fp8 take half of bfloat16, int4 about a quarter (default: "
+        "auto, as the activations)",
+        choices=("auto", "float32", "bfloat16", "int8", "fp8", "int4"),
     ),
     "max_model_len": Option("longest prompt and answer together (default: the model's)", positive_int, "TOKENS"),
     "max_num_seqs": Option("requests computed at the same time (default: 64)", positive_int, "N"),

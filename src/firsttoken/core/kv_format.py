@@ -6,9 +6,9 @@ import msgspec
 
 BLOCK_TOKENS = 16
 
-_ELEMENT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int4": 4}
-# Beside each vector of a head: FP8 has a bfloat16 scale, int4 a scale and a least value.
-_SCALE_BYTES = {"fp8": 2, "int4": 4}
+_ELEMENT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "fp8": 8, "int4": 4}
+# Beside each vector of a head: eight bits have a bfloat16 scale, int4 a scale and a least value.
+_SCALE_BYTES = {"int8": 2, "fp8": 2, "int4": 4}
 # Words of 16 bits hold elements from as many equal parts of a head as they have room for.
 _HEAD_MULTIPLE = 8
 

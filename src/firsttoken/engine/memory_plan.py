@@ -31,11 +31,11 @@ _ENDLESS = 1 << 50
 MOST_USERS = 4096
 # What a GPU's engine can round, weights and KV, by what it costs in answers: the least first.
 _ROUNDINGS = (
-    ("auto", "fp8"),
+    ("auto", "int8"),
     ("fp8", "auto"),
-    ("fp8", "fp8"),
+    ("fp8", "int8"),
     ("int4", "auto"),
-    ("int4", "fp8"),
+    ("int4", "int8"),
     ("int4", "int4"),
 )
 

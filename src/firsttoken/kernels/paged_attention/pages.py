@@ -26,8 +26,8 @@ class Pages:
 
 
 def pages_of(kv: Tensor, rounded: str | None) -> Pages:
-    """Sizes of ``kv``, whose elements are ``rounded`` to "fp8" or "int4", or kept as they are. Raises ValueError where
-    it is no pool of that format, or one that the kernels cannot read."""
+    """Sizes of ``kv``, whose elements are ``rounded`` to one of `rounded.FIELDS`, or kept as they are. Raises
+    ValueError where it is no pool of that format, or one that the kernels cannot read."""
     if rounded is None:
         if kv.dim() != 6 or not kv.is_contiguous() or kv.shape[4] != PAGE:
             raise ValueError(
@@ -38,7 +38,7 @@ def pages_of(kv: Tensor, rounded: str | None) -> Pages:
         raise ValueError(f"KV is rounded to one of {', '.join(FIELDS)}, got {rounded!r}")
     if kv.dim() != 4 or not kv.is_contiguous():
         raise ValueError(f"rounded kv must be contiguous [blocks, layers, kv_heads, tile], got {tuple(kv.shape)}")
-    scales = 2 if rounded == "fp8" else 4
+    scales = 4 if rounded == "int4" else 2
     words, rest = divmod(kv.shape[3] - PAGE * scales, 2 * PAGE)
     if rest or words < _LEAST_WORDS or words & (words - 1):
         raise ValueError(

@@ -73,8 +73,8 @@ def decode(
     """Attend from one new token a row to its context, and put the token's K and V in the cache.
 
     ``qkv [T, (Hq + 2 Hkv) * D]`` is the raw projection (row stride free), q and k in pair order. ``kv`` is the pool
-    ``[blocks, layers, 2, Hkv, 16, D]``, contiguous, bfloat16 or float32; with ``rounded`` ("fp8" or "int4") int16
-    ``[blocks, layers, Hkv, tile]`` (`rounded.TileLayout`). ``block_tables`` int32 ``[slots, W]``;
+    ``[blocks, layers, 2, Hkv, 16, D]``, contiguous, bfloat16 or float32; with ``rounded`` ("int8", "fp8" or "int4")
+    int16 ``[blocks, layers, Hkv, tile]`` (`rounded.TileLayout`). ``block_tables`` int32 ``[slots, W]``;
     ``slots`` and ``positions`` int32 ``[T]``, a row's position is that of its new token, -1 for a padding row, which
     reads and writes nothing. No two rows may have the same slot. ``out [T, Hq * D]``.
 

@@ -49,7 +49,19 @@ def _fp8() -> tl.constexpr:
     )
 
 
-_INT4, _FP8 = _int4(), _fp8()
+def _int8() -> tl.constexpr:
+    """Two words as two pairs of bfloat16: the bits of 128 + the lower seven, less 128, or 256 with the eighth."""
+    lines = [".reg .b32 s, m;"]
+    for field, source in enumerate(("$2", "s")):
+        if field:
+            lines.append("shr.u32 s, $2, 8;")
+        lines.append(f"lop3.b32 ${field}, {source}, 0x007f007f, 0x43004300, 0xea;")
+        lines.append(f"lop3.b32 m, {source}, 0x00800080, 0x43004300, 0xea;")
+        lines.append(f"sub.rn.bf16x2 ${field}, ${field}, m;")
+    return _text(lines)
+
+
+_INT4, _FP8, _INT8 = _int4(), _fp8(), _int8()
 _FOUR, _TWO = tl.constexpr("=&r,=&r,=&r,=&r,r"), tl.constexpr("=&r,=&r,r")
 
 
@@ -65,12 +77,16 @@ def unpack(words, KV_FORMAT: tl.constexpr, PLAIN: tl.constexpr):
                 ((wide >> 8) & 15).to(tl.float32),
                 ((wide >> 12) & 15).to(tl.float32),
             )
+        elif KV_FORMAT == "int8":
+            return _signed(wide).to(tl.float32), (wide >> 8).to(tl.float32)
         else:
             return _from_e4m3(wide & 255), _from_e4m3((wide >> 8) & 255)
     elif KV_FORMAT == "int4":
         return tl.inline_asm_elementwise(
             _INT4, _FOUR, [words], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
+    elif KV_FORMAT == "int8":
+        return tl.inline_asm_elementwise(_INT8, _TWO, [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2)
     else:
         return tl.inline_asm_elementwise(_FP8, _TWO, [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2)
 
@@ -171,6 +187,8 @@ def encode(x, KV_FORMAT: tl.constexpr):
     that are read from these, float32."""
     if KV_FORMAT == "int4":
         return _encode_int4(x)
+    elif KV_FORMAT == "int8":
+        return _encode_int8(x)
     else:
         return _encode_fp8(x)
 
@@ -185,6 +203,33 @@ def _encode_fp8(x):
     high = _to_e4m3(x[1] * inverse[:, None])
     kept = _from_e4m3(low) * scale[:, None], _from_e4m3(high) * scale[:, None]
     return (low | (high << 8)).to(tl.int16), bits, bits, kept
+
+
+@triton.jit
+def _encode_int8(x):
+    # As integers the bits of sizes are in order, those of what is no number last: it reaches the scale.
+    most = tl.max(tl.maximum(_size(x[0]), _size(x[1])), 1).to(tl.float32, bitcast=True)
+    bits = _bfloat16_bits(most * (1.0 / 127.0))
+    scale = _low(bits)
+    inverse = tl.where(scale == 0.0, 0.0, 1.0 / scale)
+    # At 1.5 x 2^23 a step of float32 is 1, so its lowest byte is the nearest number's, ties to even.
+    low = x[0] * inverse[:, None] + 12582912.0
+    high = x[1] * inverse[:, None] + 12582912.0
+    kept = (low - 12582912.0) * scale[:, None], (high - 12582912.0) * scale[:, None]
+    words = (low.to(tl.int32, bitcast=True) & 255) | (high.to(tl.int32, bitcast=True) << 8)
+    return words.to(tl.int16), bits, bits, kept
+
+
+@triton.jit
+def _size(x):
+    """The bits of the absolute value, int32."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _signed(word):
+    """The lower byte of each word as the number it is, in int32."""
+    return ((word & 255) ^ 128) - 128
 
 
 @triton.jit
