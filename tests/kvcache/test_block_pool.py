@@ -71,7 +71,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert {block for block in range(BLOCKS) if self.pool.is_cached(block)} == self.cached
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
 
 

@@ -230,5 +230,5 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.check_unused()
 
 
-CacheMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestCacheMachine = CacheMachine.TestCase

@@ -188,7 +188,7 @@ def test_any_sequence_serves_no_kv_but_its_own_and_loses_no_block(clock: Clock) 
     run_state_machine_as_test(
         machine_of(clock, totals),
         settings=settings(
-            max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=50, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
     assert totals["spilled_blocks"], "nothing has reached a tier"

@@ -169,5 +169,5 @@ def machine_of(world: Any, clock: Any) -> type[RuleBasedStateMachine]:
 @pytest.mark.timeout(100)
 def test_any_sequence_keeps_every_token_and_every_block_and_the_order_of_classes(world: Any, clock: Any) -> None:
     run_state_machine_as_test(
-        machine_of(world, clock), settings=settings(max_examples=200, stateful_step_count=40, deadline=None)
+        machine_of(world, clock), settings=settings(max_examples=100, stateful_step_count=40, deadline=None)
     )

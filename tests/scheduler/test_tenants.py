@@ -57,7 +57,7 @@ def test_long_outputs_count_as_expected_not_as_allowed() -> None:
     assert charge == 5 + EXPECTED_OUTPUT
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=4), st.data())
 def test_while_all_have_requests_each_gets_its_share(shares: list[int], data: st.DataObject) -> None:
     line = Line()
