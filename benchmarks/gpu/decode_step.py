@@ -95,9 +95,9 @@ class DecodeStep:
         return *self.model.layers[0].projections, self.model.head
 
     def _choose_attention(
-        self, rows: int, kv_heads: int, head_dim: int, longest: int, sms: int
+        self, rows: int, kv_heads: int, head_dim: int, longest: int, sms: int, rounded: bool
     ) -> DecodeConfig | BalancedConfig:
-        return self._attention or decode_config(rows, kv_heads, head_dim, longest, sms)
+        return self._attention or decode_config(rows, kv_heads, head_dim, longest, sms, rounded)
 
     def products(self) -> list[tuple[OpKind, int, int]]:
         """The step's different products, as (kind, n, k)."""

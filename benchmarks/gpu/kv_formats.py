@@ -47,6 +47,8 @@ FORMATS = ("bfloat16", "int8", "fp8", "int4")
 ROOF_TB_S = 4.5
 SMS = 132
 _ROTATED_BYTES = 300 << 20
+# Programs of a balanced division that an SM holds.
+_RESIDENT = 4
 Config = DecodeConfig | BalancedConfig
 
 
@@ -212,17 +214,19 @@ def run_checks(device: str, processes: int) -> dict[str, Any]:
 
 def configs(rows: int, model: Model, kv_dtype: str) -> list[Config]:
     """The rule's own first, then larger tiles and more of them in flight."""
-    own = decode_config(rows, model.kv_heads, model.head_dim, 8192, SMS)
+    own = decode_config(rows, model.kv_heads, model.head_dim, 8192, SMS, kv_dtype != "bfloat16")
     if kv_dtype == "bfloat16":
         return [own]
     found: list[Config] = [own]
-    for tile, stages, warps in ((64, 3, 4), (64, 4, 4), (128, 3, 4), (64, 3, 2), (32, 5, 4)):
+    for tile, stages, warps in ((32, 3, 4), (64, 4, 4), (128, 3, 4), (64, 3, 2)):
         if isinstance(own, DecodeConfig):
             found.append(DecodeConfig(tile, own.splits, tile, warps=warps, stages=stages))
         else:
             found.append(BalancedConfig(own.programs, tile, 2 * tile, warps=warps, stages=stages))
     if isinstance(own, BalancedConfig):
         found.append(BalancedConfig(own.programs, 64, 128, stages=3, max_registers=None))
+        # As many as fit beside each other at once: no second wave.
+        found.append(BalancedConfig(max(rows + 1, _RESIDENT * SMS // model.kv_heads), 64, 128, stages=3))
     return list(dict.fromkeys(found))
 
 

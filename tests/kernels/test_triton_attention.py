@@ -257,8 +257,10 @@ def test_a_decode_config_refuses_wrong_sizes(wrong: dict[str, Any], message: str
 @pytest.mark.parametrize("rows", [1, 2, 8, 17, 64, 256])
 @pytest.mark.parametrize("kv_heads", [1, 3, 8, 32])
 @pytest.mark.parametrize("context", [1, 512, 8192, 131072])
-def test_decode_configs_fill_the_gpu_and_no_more(rows: int, kv_heads: int, context: int) -> None:
-    config = decode_config(rows, kv_heads, 128, context, 132)
+@pytest.mark.parametrize("rounded", [False, True])
+def test_decode_configs_fill_the_gpu_and_no_more(rows: int, kv_heads: int, context: int, rounded: bool) -> None:
+    config = decode_config(rows, kv_heads, 128, context, 132, rounded)
+    assert config.block_tokens == (64 if rounded else 32)
     if isinstance(config, BalancedConfig):
         assert config.programs > rows
         assert 4 * 132 <= config.programs * kv_heads <= max(2 * rows * kv_heads, 4 * 132 + kv_heads)

@@ -21,8 +21,8 @@ from firsttoken.kernels.paged_attention.triton_prefill import prefill
 from firsttoken.kernels.paged_attention.triton_write import write_kv
 from firsttoken.kernels.rope import RopeTable
 
-ChooseDecode = Callable[[int, int, int, int, int], DecodeConfig | BalancedConfig]
-"""The config for (rows, KV heads, head size, longest context, multiprocessors)."""
+ChooseDecode = Callable[[int, int, int, int, int, bool], DecodeConfig | BalancedConfig]
+"""The config for (rows, KV heads, head size, longest context, multiprocessors, whether K and V are rounded)."""
 
 
 class Rows(Protocol):
@@ -170,7 +170,7 @@ class GPUAttention:
         config = self._configs.get(rows)
         if config is None:
             f = self._pool.format
-            config = self._choose_decode(rows, f.kv_heads, f.head_dim, self._max_position, self._sms)
+            config = self._choose_decode(rows, f.kv_heads, f.head_dim, self._max_position, self._sms, f.rounded)
             self._configs[rows] = config
         return config
 

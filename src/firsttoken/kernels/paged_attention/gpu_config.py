@@ -99,15 +99,19 @@ def _check_multiple(name: str, value: int, block_tokens: int) -> None:
         raise ValueError(f"{name} must be a multiple of block_tokens={block_tokens}, got {value}")
 
 
-def decode_config(rows: int, kv_heads: int, head_dim: int, max_context: int, sms: int) -> DecodeConfig | BalancedConfig:
-    """A good division for ``rows`` decode rows (the graph's bucket) of at most ``max_context`` tokens on ``sms`` SMs.
+def decode_config(
+    rows: int, kv_heads: int, head_dim: int, max_context: int, sms: int, rounded: bool = False
+) -> DecodeConfig | BalancedConfig:
+    """A good division for ``rows`` decode rows (the graph's bucket) of at most ``max_context`` tokens on ``sms`` SMs,
+    of K and V as activations are or ``rounded``.
 
     Few rows: enough splits that one wave covers about all SMs once, with a whole short split fetched before the
     kernel waits for its predecessor. Many rows: their keys dealt out evenly, to about twice as many programs as there
     are rows, or a wave of them.
     """
     programs = max(1, rows * kv_heads)
-    tile = 64 if head_dim <= 64 else 32
+    # Up to 16 KiB of K and V; rounded keys are rows of a matrix product, whose tiles have 64.
+    tile = 64 if head_dim <= (128 if rounded else 64) else 32
     warps = 4 if head_dim <= 128 else 8
     longest = next_power_of_two(max(1, -(-max_context // tile)))
     if 2 * programs > sms:

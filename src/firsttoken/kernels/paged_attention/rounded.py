@@ -4,8 +4,8 @@ A vector's elements lie in words of 16 bits. A word holds one element of each of
 in turn, the first in its lowest bits: two of int8 and FP8, four of int4. So kernels take a field of many words apart
 with the same few operations, and a field's elements follow one another as they do in the head.
 
-- ``int8``: -127 to 127, and a bfloat16 scale with which the largest element becomes 127. Elements of a vector are so
-  alike in size that even steps serve them better than e4m3's, which are finer near 0 alone.
+- ``int8``: -127 to 127, kept as 1 to 255, and a bfloat16 scale with which the largest element becomes 127. Elements
+  of a vector are so alike in size that even steps serve them better than e4m3's, which are finer near 0 alone.
 - ``fp8``: e4m3, and a bfloat16 scale with which the largest element becomes 448.
 - ``int4``: 0 to 15, and a bfloat16 scale and least value. A few elements of K are many times larger than all others,
   and would leave those a handful of steps; so K is multiplied by an orthonormal Hadamard matrix first (QuaRot: Ashkboos
@@ -89,7 +89,7 @@ def _fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 def _int8(x: Tensor) -> tuple[Tensor, Tensor]:
     scales = (x.abs().amax(-1, keepdim=True) * (1 / INT8_MOST)).bfloat16()
     codes = (x * _inverse(scales)).round_().clamp_(-INT8_MOST, INT8_MOST).nan_to_num_()
-    return codes.int() & 255, scales
+    return codes.int() + 128, scales
 
 
 def _int4(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def _inverse(scale: Tensor) -> Tensor:
 
 
 def _int8_field(words: Tensor, number: int) -> Tensor:
-    return words >> 8 if number else words << 8 >> 8
+    return (words >> 8 * number & 255) - 128
 
 
 def _int4_field(words: Tensor, number: int) -> Tensor:

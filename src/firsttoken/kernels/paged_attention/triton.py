@@ -33,6 +33,20 @@ def compute_type(kv: Tensor) -> tl.dtype:
 
 
 @triton.jit
+def page_of(at, PAGE: tl.constexpr):
+    """The page of position ``at``, which is not negative: a division that allows for it takes three operations more."""
+    return (at.to(tl.uint32) // PAGE).to(tl.int32)
+
+
+@triton.jit
+def in_blocks(tile, blocks, block_stride):
+    """Where ``tile`` lies in each of ``blocks``. A block's stride is a multiple of 32 elements, since it has 16 tokens'
+    K and V: in units of that, a pool of 256 GiB takes products of 32 bits, a fifth of the operations of 64."""
+    units = blocks.to(tl.uint32) * (block_stride // 32).to(tl.uint32)
+    return tile + units.to(tl.int64) * 32
+
+
+@triton.jit
 def load_heads(pointers, mask, eps, weight, offs_d, NORM: tl.constexpr, D: tl.constexpr):
     """Heads ``[R, DP]`` as float32, through RMSNorm over each head where ``NORM`` (``weight`` float32 ``[D]``)."""
     x = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)

@@ -96,6 +96,8 @@ def decode(
     if rounded is not None:
         constants |= {"W": pages.words, "TILE": pages.tile, "KV_FORMAT": rounded, "PLAIN": INTERPRETED}
         constants["COMPUTE"] = tl.float32 if INTERPRETED else tl.bfloat16
+        # int8 is multiplied as 1,024 and more, which bfloat16 has not the digits for.
+        constants["QUERY"] = tl.float16 if rounded == "int8" and not INTERPRETED else constants["COMPUTE"]
     else:
         constants |= {"DOT": config.dot, "KV_FORMAT": kv_format_of(kv), "COMPUTE": compute_type(kv)}
     options = {"maxnreg": config.max_registers} if config.max_registers is not None else {}
@@ -127,7 +129,7 @@ def decode(
         **constants,
         KV_HEADS=kv_heads,
         GROUP=group,
-        GROUP_TILE=max(16, group_tile) if config.dot else group_tile,
+        GROUP_TILE=max(8 if rounded is not None else 16, group_tile) if config.dot else group_tile,
         GROUP_PARTS=group_tile,
         D=head_dim,
         DP=padded_dim,

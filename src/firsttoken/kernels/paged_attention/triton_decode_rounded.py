@@ -21,6 +21,7 @@ from firsttoken.kernels.paged_attention.parts.triton_row_rounded import (
     load_words,
     store_fields,
 )
+from firsttoken.kernels.paged_attention.triton import page_of
 from firsttoken.kernels.paged_attention.triton_balanced import find_part
 from firsttoken.kernels.paged_attention.triton_split import cut_row
 
@@ -68,6 +69,7 @@ def rounded_split_kernel(
     ALIBI: tl.constexpr,
     SOFTCAP: tl.constexpr,
     KV_FORMAT: tl.constexpr,
+    QUERY: tl.constexpr,
     COMPUTE: tl.constexpr,
     PLAIN: tl.constexpr,
     STAGES: tl.constexpr,
@@ -106,7 +108,7 @@ def rounded_split_kernel(
         if PDL and EARLY_ROWS:
             gdc_wait()
         q, _ = load_queries(
-            source, head, turned, eps, q_weight, GROUP, GROUP_TILE, F, D, W, ROPE, NORM, KV_FORMAT == "int4", COMPUTE
+            source, head, turned, eps, q_weight, GROUP, GROUP_TILE, F, D, W, ROPE, NORM, KV_FORMAT == "int4", QUERY
         )
         own, values = add_rounded_token(
             q, source, tile + block.to(tl.int64) * block_stride, head, position, cos_sin, eps, k_weight, scale, softcap,
@@ -123,10 +125,10 @@ def rounded_split_kernel(
     end = tl.minimum(begin + share, position)
     at = begin + tl.arange(0, BT)
     seen = (at < end) & (at >= first)
-    blocks = tl.load(table + at // PAGE, mask=seen, other=0)
+    blocks = tl.load(table + page_of(at, PAGE), mask=seen, other=0)
     loaded = load_words(tile, blocks, at, seen, block_stride, PAGE, W, KV_FORMAT)
     at += BT
-    blocks = tl.load(table + at // PAGE, mask=at < end, other=0)
+    blocks = tl.load(table + page_of(at, PAGE), mask=at < end, other=0)
     slope = tl.zeros([GROUP_TILE], tl.float32)
     if ALIBI:
         slope = tl.load(slopes + head * GROUP + offs_g, mask=offs_g < GROUP, other=0.0)
@@ -136,7 +138,8 @@ def rounded_split_kernel(
     fields, weight = attend_part(
         source, tile, table, loaded, seen, blocks, begin, end, active == 1, head, position, turned, cos_sin, eps,
         q_weight, k_weight, slope, scale, softcap, block_stride,
-        KV_HEADS, GROUP, GROUP_TILE, F, D, W, PAGE, BT, ROPE, NORM, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, PLAIN, STAGES,
+        KV_HEADS, GROUP, GROUP_TILE, F, D, W, PAGE, BT, ROPE, NORM, ALIBI, SOFTCAP, KV_FORMAT, QUERY, COMPUTE, PLAIN,
+        STAGES,
     )  # fmt: skip
     if active == 1:
         store_fields(target, fields, GROUP, GROUP_TILE, F, D, W)
@@ -190,6 +193,7 @@ def rounded_balanced_kernel(
     ALIBI: tl.constexpr,
     SOFTCAP: tl.constexpr,
     KV_FORMAT: tl.constexpr,
+    QUERY: tl.constexpr,
     COMPUTE: tl.constexpr,
     PLAIN: tl.constexpr,
     STAGES: tl.constexpr,
@@ -221,10 +225,10 @@ def rounded_balanced_kernel(
     end = tl.minimum(begin + share, position)
     at = begin + tl.arange(0, BT)
     seen = (at < end) & (at >= first)
-    blocks = tl.load(table + at // PAGE, mask=seen, other=0)
+    blocks = tl.load(table + page_of(at, PAGE), mask=seen, other=0)
     loaded = load_words(tile, blocks, at, seen, block_stride, PAGE, W, KV_FORMAT)
     at += BT
-    blocks = tl.load(table + at // PAGE, mask=at < end, other=0)
+    blocks = tl.load(table + page_of(at, PAGE), mask=at < end, other=0)
     slope = tl.zeros([GROUP_TILE], tl.float32)
     if ALIBI:
         slope = tl.load(slopes + head * GROUP + offs_g, mask=offs_g < GROUP, other=0.0)
@@ -235,7 +239,8 @@ def rounded_balanced_kernel(
     fields, weight = attend_part(
         source, tile, table, loaded, seen, blocks, begin, end, part == count - 1, head, position, turned, cos_sin, eps,
         q_weight, k_weight, slope, scale, softcap, block_stride,
-        KV_HEADS, GROUP, GROUP_TILE, F, D, W, PAGE, BT, ROPE, NORM, ALIBI, SOFTCAP, KV_FORMAT, COMPUTE, PLAIN, STAGES,
+        KV_HEADS, GROUP, GROUP_TILE, F, D, W, PAGE, BT, ROPE, NORM, ALIBI, SOFTCAP, KV_FORMAT, QUERY, COMPUTE, PLAIN,
+        STAGES,
     )  # fmt: skip
     target = out + row.to(tl.int64) * out_stride + head * (GROUP * D)
     if count == 1:

@@ -1,7 +1,11 @@
 """What decode attention does for one row whose keys are kept in eight or four bits (`triton_row` for others).
 
 Scales are never multiplied with elements: K's with the scores, V's with the softmax weights, and the least values of
-int4 with the sum of q and of the weights. So products are of the elements as they are kept, which bfloat16 holds.
+int4 with the sum of q and of the weights. So products are of the elements as they are kept, which bfloat16 holds; what
+makes K's quicker to unpack adds a constant to them, and is taken off with the sum of q.
+
+Keys are the rows of both products, and query heads the columns, since a group has fewer heads than an instruction has
+rows: eight columns waste half of what sixteen rows would. V is read with keys along its columns.
 """
 
 # ruff: noqa: RUF005 - Triton joins tuples with a plus alone.
@@ -16,21 +20,25 @@ from firsttoken.kernels.paged_attention.parts.triton_fields import (
     field_turns,
     load_fields,
     load_scales,
+    raised_by,
     store_vector,
     unpack,
+    unpack_raised,
 )
-from firsttoken.kernels.paged_attention.triton import finish_scores
+from firsttoken.kernels.paged_attention.triton import finish_scores, in_blocks, page_of
 
 
 @triton.jit
 def load_words(tile, blocks, at, seen, block_stride, PAGE: tl.constexpr, W: tl.constexpr, KV_FORMAT: tl.constexpr):
-    """Words of K ``[W, BT]`` and of V ``[BT, W]``, and the four factors of each key; zero where not ``seen``."""
+    """Words of K ``[BT, W]`` and of V ``[W, BT]``, and the four factors of each key; zero where not ``seen``."""
     offs_w = tl.arange(0, W)
-    own = tile + blocks.to(tl.int64) * block_stride
-    rows = own + at % PAGE * W
-    k = tl.load(rows[None, :] + offs_w[:, None], mask=seen[None, :], other=0)
-    v = tl.load(rows[:, None] + PAGE * W + offs_w[None, :], mask=seen[:, None], other=0)
-    ks, kz, vs, vz = load_scales(own, at, seen, PAGE, W, KV_FORMAT)
+    own = in_blocks(tile, blocks, block_stride)
+    # Tiles begin where a page does.
+    place = tl.arange(0, at.shape[0]) % PAGE
+    rows = own + place * W
+    k = tl.load(rows[:, None] + offs_w[None, :], mask=seen[:, None], other=0)
+    v = tl.load(rows[None, :] + PAGE * W + offs_w[:, None], mask=seen[None, :], other=0)
+    ks, kz, vs, vz = load_scales(own, place, seen, PAGE, W, KV_FORMAT)
     return k, v, ks, kz, vs, vz
 
 
@@ -45,33 +53,37 @@ def attend_words(
     GT: tl.constexpr, F: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, KV_FORMAT: tl.constexpr,
     PLAIN: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """One tile's step of the online softmax; ``state`` is the top, the sum, what V's least values add, the fields."""
+    """One tile's step of the online softmax; ``q [W, GT]`` a field, ``state`` is the top, the sum, what V's least
+    values add ``[GT]``, and the fields ``[W, GT]``."""
     k, v, ks, kz, vs, vz = loaded
     top, total, base, acc = state
-    keys = unpack(k, KV_FORMAT, PLAIN)
-    raw = tl.dot(q[0], keys[0], input_precision="ieee")
+    keys = unpack_raised(k, KV_FORMAT, PLAIN)
+    raw = tl.dot(keys[0], q[0], input_precision="ieee")
     for i in tl.static_range(1, F):
-        raw = tl.dot(q[i], keys[i], raw, input_precision="ieee")
-    raw = raw * ks[None, :]
+        raw = tl.dot(keys[i], q[i], raw, input_precision="ieee")
+    RAISED: tl.constexpr = raised_by(KV_FORMAT)
+    if RAISED != 0:
+        raw -= RAISED * q_sum[None, :]
+    raw *= ks[:, None]
     if KV_FORMAT == "int4":
-        raw += q_sum[:, None] * kz[None, :]
-    scores = finish_scores(raw, (at - position)[None, :], slope[:, None], scale, softcap, SOFTCAP, ALIBI)
-    scores = tl.where(seen[None, :], scores, float("-inf"))
-    grown = tl.maximum(top, tl.max(scores, 1))
+        raw += q_sum[None, :] * kz[:, None]
+    scores = finish_scores(raw, (at - position)[:, None], slope[None, :], scale, softcap, SOFTCAP, ALIBI)
+    scores = tl.where(seen[:, None], scores, float("-inf"))
+    grown = tl.maximum(top, tl.max(scores, 0))
     shrink = tl.exp2(top - grown)
-    p = tl.exp2(scores - grown[:, None])
+    p = tl.exp2(scores - grown[None, :])
     if KV_FORMAT == "int4":
         # Both in one pass: each takes a barrier between the warps.
-        part, least = tl.reduce((p, p * vz[None, :]), 1, _add_both)
+        part, least = tl.reduce((p, p * vz[:, None]), 0, _add_both)
         base = base * shrink + least
     else:
-        part = tl.sum(p, 1)
+        part = tl.sum(p, 0)
     total = total * shrink + part
-    weights = (p * vs[None, :]).to(COMPUTE)
+    weights = (p * vs[:, None]).to(COMPUTE)
     values = unpack(v, KV_FORMAT, PLAIN)
     mixed = ()
     for i in tl.static_range(F):
-        mixed = mixed + (tl.dot(weights, values[i], acc[i] * shrink[:, None], input_precision="ieee"),)
+        mixed = mixed + (tl.dot(values[i], weights, acc[i] * shrink[None, :], input_precision="ieee"),)
     return grown, total, base, mixed
 
 
@@ -107,20 +119,23 @@ def attend_part(
     k_weight, slope, scale, softcap, block_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GT: tl.constexpr, F: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     PAGE: tl.constexpr, BT: tl.constexpr, ROPE: tl.constexpr, NORM: tl.constexpr, ALIBI: tl.constexpr,
-    SOFTCAP: tl.constexpr, KV_FORMAT: tl.constexpr, COMPUTE: tl.constexpr, PLAIN: tl.constexpr, STAGES: tl.constexpr,
+    SOFTCAP: tl.constexpr, KV_FORMAT: tl.constexpr, QUERY: tl.constexpr, COMPUTE: tl.constexpr, PLAIN: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the keys ``[begin, end)``, of which the first tile is ``loaded`` already, and the ``blocks``
     of the second; with ``new`` the row's new token, too. The normalised fields, and log2 of the softmax sum."""
     offs_t = tl.arange(0, BT)
     q, q_sum = load_queries(
-        source, row_head, turned, eps, q_weight, GROUP, GT, F, D, W, ROPE, NORM, KV_FORMAT == "int4", COMPUTE
+        source, row_head, turned, eps, q_weight, GROUP, GT, F, D, W, ROPE, NORM, KV_FORMAT == "int4", QUERY
     )
     top = tl.full([GT], float("-inf"), tl.float32)
     total = tl.zeros([GT], tl.float32)
     base = tl.zeros([GT], tl.float32)
     acc = ()
-    for _ in tl.static_range(F):
-        acc = acc + (tl.zeros([GT, W], tl.float32),)
+    turned_q = ()
+    for i in tl.static_range(F):
+        acc = acc + (tl.zeros([W, GT], tl.float32),)
+        turned_q = turned_q + (tl.trans(q[i]),)
     if new:
         block = tl.load(table + position // PAGE)
         top, values = add_rounded_token(
@@ -129,11 +144,11 @@ def attend_part(
         )  # fmt: skip
         opened = ()
         for i in tl.static_range(F):
-            opened = opened + (acc[i] + values[i],)
+            opened = opened + (acc[i] + tl.trans(values[i]),)
         acc = opened
         total += 1.0
     top, total, base, acc = attend_words(
-        q, q_sum, loaded, begin + offs_t, seen, position, slope, scale, softcap, (top, total, base, acc),
+        turned_q, q_sum, loaded, begin + offs_t, seen, position, slope, scale, softcap, (top, total, base, acc),
         GT, F, SOFTCAP, ALIBI, KV_FORMAT, PLAIN, COMPUTE,
     )  # fmt: skip
     for start in tl.range(begin + BT, end, BT, num_stages=STAGES):
@@ -141,14 +156,14 @@ def attend_part(
         inside = at < end
         tiles = load_words(tile, blocks, at, inside, block_stride, PAGE, W, KV_FORMAT)
         # The next tile's blocks, a turn ahead: K and V then wait for no other load.
-        blocks = tl.load(table + (at + BT) // PAGE, mask=at + BT < end, other=0)
+        blocks = tl.load(table + page_of(at + BT, PAGE), mask=at + BT < end, other=0)
         top, total, base, acc = attend_words(
-            q, q_sum, tiles, at, inside, position, slope, scale, softcap, (top, total, base, acc),
+            turned_q, q_sum, tiles, at, inside, position, slope, scale, softcap, (top, total, base, acc),
             GT, F, SOFTCAP, ALIBI, KV_FORMAT, PLAIN, COMPUTE,
         )  # fmt: skip
     result = ()
     for i in tl.static_range(F):
-        result = result + ((acc[i] + base[:, None]) / total[:, None],)
+        result = result + (tl.trans((acc[i] + base[None, :]) / total[None, :]),)
     return result, top + tl.log2(total)
 
 
