@@ -102,6 +102,8 @@ CASES = (
     ),
     latency("int4_b64", "int4", "--batch", "64", "--repeat", "4", targets=(Target(GAP, 6.5),)),
     latency("int4_b8", "int4", "--batch", "8", "--repeat", "4", targets=(Target(GAP, 2.35),)),
+    Case("kv_formats", ("benchmarks.gpu.kv_formats", "--output", "{dir}", "--seconds", "100"), 420),
+    latency("int4_kv8_b64", "int4", "--kv-dtype", "int8", "--batch", "64", "--repeat", "4", targets=()),
     Case(
         "quantized_files",
         ("benchmarks.gpu.quantized_files", "--model", "{model}", "--output", "{out}"),
@@ -114,7 +116,8 @@ CASES = (
         "accuracy",
         (
             "benchmarks.accuracy", "--model", BASE, "--text", f"{BASE}/held_out.txt", "--output", "{out}",
-            "--case", "int4", "--case", "fp8", "--case", "kv:fp8", "--case", "kv:int4", "--case", "int4+kv:fp8",
+            "--case", "int4", "--case", "fp8", "--case", "kv:int8", "--case", "kv:fp8", "--case", "kv:int4", "--case",
+            "int4+kv:int8",
             "--folder", "rtn={work}/base30m-rtn", "--folder", "gptq_awq={work}/base30m-best", "--tokens", "24576",
         ),
         300,
@@ -156,7 +159,6 @@ CASES = (
     ),
     Case("wide", ("benchmarks.gpu.wide", "--output", "{out}", "--seconds", "120"), 420),
     where("70b_int4", "random:llama-3-70b", "--decode", "1", "--prompt", "256"),
-    Case("kv_formats", ("benchmarks.gpu.kv_formats", "--output", "{dir}", "--seconds", "100"), 420),
     Case(
         "headline_70b",
         ("benchmarks.gpu.headline_70b", "--output", "{out}"),
