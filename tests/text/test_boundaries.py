@@ -137,7 +137,7 @@ def survivable(backend: Backend, text: str) -> list[int] | None:
 def test_whatever_the_added_tokens_a_cut_that_is_allowed_changes_nothing() -> None:
     allowed = 0
 
-    @settings(max_examples=600, deadline=None, database=None)
+    @settings(max_examples=1500, deadline=None, database=None)
     @given(added=st.lists(ADDED, min_size=1, max_size=4), text=st.text(alphabet=LETTERS, max_size=16), data=st.data())
     def check(added: list[AddedToken], text: str, data: st.DataObject) -> None:
         nonlocal allowed
