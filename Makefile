@@ -20,7 +20,7 @@ PYTHON ?=
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
 
-.PHONY: help serve test lint bench-cpu soak test-integrations lint-deploy model clean
+.PHONY: help serve test tests-beside lint bench-cpu soak test-integrations lint-deploy model clean
 
 help:
 	@echo "make serve              install, fetch the default model, serve on $(HOST):$(PORT) (MODEL=, PORT=, ARGS=)"
@@ -36,15 +36,18 @@ serve: $(VENV)/.installed
 	$(BIN)/firsttoken pull $(MODEL)
 	exec $(BIN)/firsttoken serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-# Of a file's tests a worker gets those that follow each other, so that most fixtures of a file are made once. Three for
-# two cores: many tests wait for a server. What fails there runs once more with nothing beside it: a busy machine makes
-# late what is right, a fault fails again. Both runs are told. Those that hold times against bounds come after, one by
-# one. Exit code 5 of pytest: ARGS chose none of these.
+# With -j2 lint and types are looked at beside the tests that bear it; those that hold times against bounds come last,
+# one by one. Exit code 5 of pytest: ARGS chose none of these.
 PYTEST := $(BIN)/python -m pytest
-test: lint model
+test: lint tests-beside
+	$(PYTEST) -m clock $(ARGS) || [ $$? -eq 5 ]
+
+# Of a file's tests a worker gets those that follow each other, so that most fixtures of a file are made once. Three for
+# two cores: many tests wait for a server. What fails runs once more with nothing beside it: a busy machine makes late
+# what is right, a fault fails again. Both runs are told.
+tests-beside: $(VENV)/.installed-test model
 	$(PYTEST) -n 3 --dist worksteal -m "not clock" $(ARGS) || case $$? in 5) ;; \
 	  1) $(PYTEST) -m "not clock" --last-failed --last-failed-no-failures none $(ARGS) ;; *) exit 1 ;; esac
-	$(PYTEST) -m clock $(ARGS) || [ $$? -eq 5 ]
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

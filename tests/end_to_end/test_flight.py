@@ -115,6 +115,7 @@ def test_a_signal_writes_what_the_server_did_and_it_goes_on(serve):
     assert str(server.folder) in server.end()
 
 
+@pytest.mark.clock
 def test_a_real_load_is_run_again(serve, capsys):
     server = serve("--max-model-len", "500")
     rng = random.Random(4)
