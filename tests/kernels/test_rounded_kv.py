@@ -48,7 +48,7 @@ def test_fp8_is_the_nearest_of_its_numbers() -> None:
     assert ((decode(words, scales, "fp8") != expected).float().mean()) < 0.01
 
 
-def test_int8_loses_a_fifth_of_what_fp8_loses() -> None:
+def test_int8_loses_a_quarter_of_what_fp8_loses() -> None:
     """Of normal elements; where one is a hundred times all others, e4m3 keeps more of the others."""
     x = torch.randn(200, 64, generator=torch.Generator().manual_seed(2))
 

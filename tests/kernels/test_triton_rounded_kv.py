@@ -182,5 +182,7 @@ def test_what_the_kernels_cannot_read_is_refused() -> None:
         pages_of(small, "int3")
     with pytest.raises(ValueError, match="must be contiguous"):
         pages_of(small[0], "fp8")
+    with pytest.raises(ValueError, match=r"may have 137438953472 words of 16 bits, got \d+: use fewer blocks"):
+        pages_of(torch.empty(1 << 32, 1, 1, 1056, dtype=torch.int16, device="meta"), "int8")
     with pytest.raises(ValueError, match="set dot"):
         check_decode([3], DecodeConfig(dot=False), "fp8")

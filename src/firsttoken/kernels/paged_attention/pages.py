@@ -9,6 +9,8 @@ from torch import Tensor
 from firsttoken.kernels.paged_attention.rounded import FIELDS
 
 PAGE = 16
+# What decode attention can address of a rounded pool: 256 GiB.
+MOST_ELEMENTS = 32 << 32
 # Matrix instructions take no fewer columns.
 _LEAST_WORDS = 16
 
@@ -38,6 +40,8 @@ def pages_of(kv: Tensor, rounded: str | None) -> Pages:
         raise ValueError(f"KV is rounded to one of {', '.join(FIELDS)}, got {rounded!r}")
     if kv.dim() != 4 or not kv.is_contiguous():
         raise ValueError(f"rounded kv must be contiguous [blocks, layers, kv_heads, tile], got {tuple(kv.shape)}")
+    if kv.numel() > MOST_ELEMENTS:
+        raise ValueError(f"rounded kv may have {MOST_ELEMENTS} words of 16 bits, got {kv.numel()}: use fewer blocks")
     scales = 4 if rounded == "int4" else 2
     words, rest = divmod(kv.shape[3] - PAGE * scales, 2 * PAGE)
     if rest or words < _LEAST_WORDS or words & (words - 1):

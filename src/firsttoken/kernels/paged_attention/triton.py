@@ -41,7 +41,7 @@ def page_of(at, PAGE: tl.constexpr):
 @triton.jit
 def in_blocks(tile, blocks, block_stride):
     """Where ``tile`` lies in each of ``blocks``. A block's stride is a multiple of 32 elements, since it has 16 tokens'
-    K and V: in units of that, a pool of 256 GiB takes products of 32 bits, a fifth of the operations of 64."""
+    K and V: in units of that, products of 32 bits reach `pages.MOST_ELEMENTS`, with fewer operations than of 64."""
     units = blocks.to(tl.uint32) * (block_stride // 32).to(tl.uint32)
     return tile + units.to(tl.int64) * 32
 
